@@ -6,7 +6,9 @@ import datetime as dt
 import decimal
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ from apart import Apart
 from shops import Shop
 
 import gristmill as gm
+import gristmill.stores.redis
 from gristmill.commit.publication import load, published
 from gristmill.stores import delivery as deliveries
+from gristmill.stores.contract import Load
 
 ROWS = 40
 
@@ -224,6 +228,58 @@ def fragile(batch: dict[str, Any], fixed: str) -> dict[str, Any]:
     if (batch["x"] < 0).any() and not Path(fixed).exists():
         raise ValueError("below 0")
     return scored(batch)
+
+
+@pytest.mark.few(4)
+def test_an_upsert_that_deletes_takes_the_marks_of_others_along(shop: Shop, first: str, tmp_path: Path) -> None:
+    """A sink whose rows another one's delivery removed brings all of them again, and `verify` asks for them."""
+    upsert = gm.to(shop.address("scores"), mode="upsert", key="id")
+    write(tmp_path / "in", 100, 110)
+    job(tmp_path, 7, deliver=[upsert]).run()
+    gm.deliver(first, shop.address("scores"), mode="upsert", key="id", delete=True)
+    assert shop.seen("scores") == wanted(range(ROWS))
+    write(tmp_path / "in", 110, 112)
+    nightly = job(tmp_path, 7, on_new_files="append", deliver=[upsert])
+    assert not gm.verify(nightly).ok
+    (receipt,) = nightly.run().deliveries
+    assert receipt.rows == 12
+    assert shop.seen("scores") == {**wanted(range(ROWS)), **wanted(range(100, 112), 7)}
+    assert gm.verify(nightly).ok
+
+
+@pytest.mark.few(4)
+def test_a_result_that_comes_back_while_its_old_rows_go(
+    shop: Shop, first: str, nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was replaced is removed after a while, or by whoever comes next; the same rows brought anew are not."""
+    monkeypatch.setattr(gristmill.stores.redis, "GRACE", 1)
+    made = gm.to(shop.address("scores"), key="id")
+    write(tmp_path / "in", 0, 10)
+    job(tmp_path, 7).run()
+    one, other = published(first), published(str(tmp_path / "out"))
+    gm.deliver(first, made)
+    gm.deliver(str(tmp_path / "out"), made)
+    gm.deliver(first, made)
+    time.sleep(1.5 if shop.name == "redis" else 0)
+    assert shop.seen("scores") == wanted(range(ROWS))
+    with monkeypatch.context() as stopped:  # before it has removed anything
+        store = deliveries.opened(made)
+        stopped.setattr(type(store), "drop", lambda *_, **__: None)
+        with closing(store):
+            deliveries.Loading(made, deliveries.Result.of(other), store).finish(other.live())
+    with closing(deliveries.opened(made)) as store, closing(deliveries.opened(made)) as late:
+        publish = store.publish
+
+        def after_the_other(load: Load) -> None:
+            store.close()
+            late.drop(deliveries.load_of(made, deliveries.Result.of(other)), this=True)
+            late.close()
+            publish(load)
+
+        monkeypatch.setattr(store, "publish", after_the_other)
+        deliveries.Loading(made, deliveries.Result.of(one), store).finish(one.live())
+    time.sleep(1.5 if shop.name == "redis" else 0)
+    assert shop.seen("scores") == wanted(range(ROWS))
 
 
 @pytest.mark.few(4)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -243,17 +244,27 @@ class Tables:
 
     # ------------------------------------------------ staging
 
-    def _buckets(self, load: Load) -> int:
-        """How many partitions the staged rows are in. An upsert has as many as the rows that it is merged with."""
+    def _begun(self, load: Load) -> Any:
+        """The place in which this generation's rows are being staged; None if there is none. No two have one name: rows
+        that are brought in the stead of replaced ones are not to go with them.
+        """
+        places = (p for p in self._client.run(_PLACES, _ALL) if p.stage == load.stage and not p.was_live)
+        return min((p for p in places if p.at.count(".") == 1), key=lambda p: str(p.at), default=None)
+
+    def _begin(self, load: Load) -> tuple[str, int]:
+        """The place of this generation's rows, and how many partitions they are in. An upsert has as many as the rows
+        that it is merged with.
+        """
         if not self._there():
             self._client.make()
             self._made = True
-        found = self._client.run(_PLACE, _ALL, load.stage).one()
+        found = self._begun(load)
         if found is None:
-            base = 0 if _whole(load) else self._pointer().buckets
-            self._place_of(load, load.stage, base or max(1, -(-(load.mark.rows or UNKNOWN) // BUCKET)))
-            found = self._client.run(_PLACE, _ALL, load.stage).one()
-        return int(found.buckets)
+            base = 0 if load.whole else self._pointer().buckets
+            at = f"{load.stage}.{secrets.token_hex(4)}"
+            self._place_of(load, at, base or max(1, -(-(load.mark.rows or UNKNOWN) // BUCKET)))
+            found = self._begun(load)
+        return str(found.at), int(found.buckets)
 
     def _place_of(self, load: Load, at: str, buckets: int) -> None:
         """Note that a place holds rows, or is to, before it does."""
@@ -264,20 +275,23 @@ class Tables:
         with self._client.said():
             if not self._there():
                 return {}
-            found = self._client.run("SELECT part, held FROM {t}_parts WHERE stage = ?", load.stage)
+            begun = self._begun(load)
+            if begun is None:
+                return {}
+            found = self._client.run("SELECT part, held FROM {t}_parts WHERE stage = ?", begun.at)
             return {row.part: row.held for row in found}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         there = self.staged(load)
         new = [part for part in parts if part.id not in there]
         with self._client.said():
-            buckets = self._buckets(load)
+            at, buckets = self._begin(load)
             for piece in gathered(batch for part in new for batch in part.batches()):
                 keys, rows = packed_keys([piece.column(name) for name in load.key]), packed_rows(piece)
-                self._write(load.stage, buckets, keys, rows)
+                self._write(at, buckets, keys, rows)
             for part in new:
                 put = "INSERT INTO {t}_parts (stage, part, held) VALUES (?, ?, ?)"
-                self._client.run(put, load.stage, part.id, part.rows)
+                self._client.run(put, at, part.id, part.rows)
 
     def _write(self, at: str, buckets: int, keys: pa.Array, rows: pa.Array) -> None:
         """Write rows, partition by partition, in the order of the partitions' tokens, so that what goes to one node
@@ -309,7 +323,7 @@ class Tables:
     def count(self, load: Load | None) -> int:
         with self._client.said():
             if load is not None:
-                return self._rows(load.stage, self._buckets(load))
+                return self._rows(*self._begin(load))
             pointer = self._pointer()
             return self._rows(pointer.at, pointer.buckets)
 
@@ -331,10 +345,10 @@ class Tables:
                 if is_there(found, load.mark, self._place.shown):
                     return
                 check_beside(load, before.marks, self._place.shown)
-                at, buckets = load.stage, self._buckets(load)
-                if not (_whole(load) or not before.at):
-                    at, buckets = self._merged(load, before, buckets)
-                others = [] if _whole(load) else [m for m in before.marks if m.sink != load.mark.sink]
+                at, buckets = staged, of = self._begin(load)
+                if not (load.whole or not before.at):
+                    at, buckets = self._merged(load, before, staged, of)
+                others = [] if load.whole else [m for m in before.marks if m.sink != load.mark.sink]
                 if self._switched(before, at, buckets, (load.mark, *others)):
                     change = "UPDATE {t}_places SET was_live = ? WHERE name = ? AND at = ? IF EXISTS"
                     self._client.run(change, True, _ALL, at)
@@ -349,13 +363,13 @@ class Tables:
         change = "UPDATE {t}_live SET at = ?, buckets = ?, marks = ? WHERE name = ? IF at = ?"
         return bool(self._client.run(change, at, buckets, said, _ALL, before.at).was_applied)
 
-    def _merged(self, load: Load, base: Pointer, buckets: int) -> tuple[str, int]:
+    def _merged(self, load: Load, base: Pointer, staged: str, buckets: int) -> tuple[str, int]:
         """The published rows and the staged ones together, in a place that is named by both and so begun again with the
         same rows after a crash.
         """
-        at = f"{load.stage}_{zlib.crc32(base.at.encode()):08x}"
+        at = f"{staged}.{zlib.crc32(base.at.encode()):08x}"
         self._place_of(load, at, base.buckets)
-        for place, of in ((base.at, base.buckets), (load.stage, buckets)):
+        for place, of in ((base.at, base.buckets), (staged, buckets)):
             for found in self._each("SELECT key, row FROM {t} WHERE at = ? AND bucket = ?", place, of):
                 rows = list(found)
                 keys = pa.array([row.key for row in rows], pa.binary())
@@ -366,8 +380,10 @@ class Tables:
         with self._client.said():
             if not self._there():
                 return
+            # Before the pointer is: what becomes live meanwhile is not among those that were.
+            places = list(self._client.run(_PLACES, _ALL))
             live = self._pointer().at
-            for place in list(self._client.run(_PLACES, _ALL)):
+            for place in places:
                 needed = place.stage == load.stage and not (this or live.startswith(load.stage))
                 ours = place.stage.startswith(load.places) and not needed
                 # Rows that were live once are of no use to anybody, whichever sink they are from.
@@ -375,9 +391,9 @@ class Tables:
                     self._remove(place)
 
     def _remove(self, place: Any) -> None:
+        self._client.run("DELETE FROM {t}_parts WHERE stage = ?", place.at)  # before their rows, as they say of them
         for _ in self._each("DELETE FROM {t} WHERE at = ? AND bucket = ?", place.at, place.buckets):
             pass
-        self._client.run("DELETE FROM {t}_parts WHERE stage = ?", place.stage)
         self._client.run("DELETE FROM {t}_places WHERE name = ? AND at = ? IF EXISTS", _ALL, place.at)
 
     def close(self) -> None:
@@ -403,10 +419,6 @@ def _pointer(client: Client, place: Place) -> Pointer:
 
 def _token(each: tuple[int, Any]) -> int:
     return each[0]
-
-
-def _whole(load: Load) -> bool:
-    return load.mode == "replace" or load.delete
 
 
 class TablesReader:

@@ -104,6 +104,11 @@ class Load:
     delete: bool = False
 
     @property
+    def whole(self) -> bool:
+        """Whether the result is all that is to be there: then the rows of all others go, and so do their marks."""
+        return self.mode == "replace" or self.delete
+
+    @property
     def places(self) -> str:
         """What the names of all staging places of this sink for this target begin with."""
         whose = "\0".join((self.target, self.mark.sink))

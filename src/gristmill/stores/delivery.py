@@ -149,7 +149,7 @@ class Loading:
     def wanted(self, live: Sequence[Live]) -> list[Live]:
         """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
         before, load = self._before, self._load
-        whole = load.mode == "replace" or load.delete or before is None or before.name == load.mark.name
+        whole = load.whole or before is None or before.name == load.mark.name
         known = () if whole or before is None else before.generations
         return [f for f in live if f.role == "rows" and f.generation not in known]
 

@@ -208,14 +208,13 @@ class Table:
         said_of = {"gristmill.sink": load.mark.sink, "gristmill.generation": str(load.mark.generation)}
         said_of[MARKS] = transaction.table_metadata.properties[MARKS]
         paths = [file.path for file in files]
-        whole = load.mode == "replace" or load.delete
         if now is not None and not now.table.spec().is_unpartitioned():
-            self._rows(transaction, whole, paths, schema, said_of)
+            self._rows(transaction, load.whole, paths, schema, said_of)
             return
         if now is None or (load.mode == "append"):
             transaction.add_files(paths, said_of, check_duplicate_files=False)
             return
-        if whole:
+        if load.whole:
             old = [task.file for task in now.table.scan().plan_files()]
         else:
             old, rest = self._rewritten(now, load, schema, files)

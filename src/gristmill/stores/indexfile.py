@@ -23,7 +23,7 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store
 from gristmill.stores.indexread import FORMAT, MAGIC, Engine, File, FileReader, footer, opened
-from gristmill.stores.onefile import OneFile, checked, read_runs, whole
+from gristmill.stores.onefile import OneFile, checked, read_runs
 from gristmill.stores.packing import check_packed, crc32s, packed_keys, packed_rows
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, width_of
 
@@ -66,7 +66,7 @@ class Built:
         there = footer(self._place, self._engine)
         if (
             there is not None
-            and not whole(load)
+            and not load.whole
             and (there.about.column, there.about.width)
             != (
                 about.column,
@@ -104,7 +104,7 @@ class Built:
 
     def build(self, path: str, load: Load, runs: Sequence[str], marks: bytes) -> int:
         about, schema = self._about(load), self.staged(load)
-        left = None if whole(load) else self._left(runs, os.path.dirname(path))
+        left = None if load.whole else self._left(runs, os.path.dirname(path))
 
         def rows(with_vector: bool) -> Iterator[pa.RecordBatch]:
             for batch in read_runs(runs):

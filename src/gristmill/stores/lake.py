@@ -236,8 +236,7 @@ class Lake:
                 now = self._form.now()
                 if is_there(_live(now, load.mark.sink), load.mark, self._place.shown):
                     return
-                whole = load.mode == "replace" or load.delete  # the rows of all others go, and so do their marks
-                others = () if now is None or whole else (m for m in now.marks if m.sink != load.mark.sink)
+                others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
                 files = self._files(staging := self._staging(now, load))
                 self._sweep(staging)
                 if sum(file.rows for file in files) != load.mark.rows:

@@ -23,7 +23,7 @@ from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.process.extras import require
 from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lookup import keyed
-from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs, whole
+from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs
 from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
 
 MARKS = b"\0gristmill"
@@ -99,7 +99,7 @@ class Sorted:
         with spilling_to(folder, SORT_MEMORY, threads=2) as db:
             db.register("staged", pa.RecordBatchReader.from_batches(_RUN, read_runs(runs)))
             live = opened(self._place)
-            if whole(load) or live is None:
+            if load.whole or live is None:
                 yield from db.sql("SELECT k, v FROM staged ORDER BY k").to_arrow_reader(COMMITTED)
                 return
             db.execute("CREATE TEMP TABLE new AS SELECT k, v FROM staged")

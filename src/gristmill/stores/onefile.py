@@ -46,15 +46,10 @@ class Format(Protocol):
         ...
 
     def build(self, path: str, load: Load, runs: Sequence[str], marks: bytes) -> int:
-        """Write a new file, of the staged rows and, unless `whole(load)`, the published ones of other keys; how many
+        """Write a new file, of the staged rows and, unless `load.whole`, the published ones of other keys; how many
         rows it has. Whatever lies at the path is of an attempt that was interrupted.
         """
         ...
-
-
-def whole(load: Load) -> bool:
-    """Whether the result is all that is to be there."""
-    return load.mode == "replace" or load.delete
 
 
 def checked(place: Place) -> None:
@@ -142,10 +137,10 @@ class OneFile:
         made = os.path.join(folder, "new")
         there = self._form.published()[0]
         check_beside(load, there, self._place.shown)
-        others = [] if whole(load) else [m for m in there if m.sink != load.mark.sink]
+        others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
         marks = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)]).encode()
         rows = self._form.build(made, load, list(self._runs(load).values()), marks)
-        if whole(load) and rows != load.mark.rows:
+        if load.whole and rows != load.mark.rows:
             raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")
         LOCAL.settle([made])
         os.replace(made, self._place.path)

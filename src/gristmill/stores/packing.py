@@ -60,7 +60,7 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str) -> None:
     """Raises BadJob for rows that are to be beside those of the marks (whose sinks may be others), but are found by
     another key, or have other columns: all rows of such a store are read by one schema.
     """
-    for mark in () if load.mode == "replace" or load.delete else marks:
+    for mark in () if load.whole else marks:
         if mark.key != load.key:
             raise BadJob(
                 f"{shown}: rows are found by {', '.join(mark.key)} there, and these have the key {', '.join(load.key)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import secrets
 import threading
 import time
 import uuid
@@ -44,7 +45,7 @@ from gristmill.stores.contract import (
     is_there,
 )
 from gristmill.stores.lookup import keyed
-from gristmill.stores.onefile import marks_of, whole
+from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, searched
 
@@ -54,6 +55,7 @@ PATIENCE = 600.0  # seconds to wait until a server has indexed what was loaded
 GRACE = 1.0  # seconds for which what is replaced stays, for searches that have begun
 EXPANSION = 128  # candidates that a search looks at
 _METRICS: dict[Metric, str] = {"cosine": "Cosine", "l2": "Euclid", "ip": "Dot"}
+MERGED = "_m"  # how a collection's name ends that has rows of several sinks
 _FORMAT = {"_gristmill": 1}  # in a collection's metadata: a server that is too old does not keep it
 T = TypeVar("T")
 
@@ -210,7 +212,7 @@ class Collections:
                 f"{shown}: {load.target!r} is a collection, and the name has to be an alias, which is set to a new "
                 "collection by each delivery: give another name"
             )
-        there = None if whole(load) else _target(self._client, load.target)
+        there = None if load.whole else _target(self._client, load.target)
         if there is not None:
             check_beside(load, _marks(_about(self._client, there), shown), shown)
             found = self._client.call("get_collection", there).config.params.vectors
@@ -231,22 +233,39 @@ class Collections:
 
     # ------------------------------------------------ staging
 
+    def _begun(self, load: Load) -> tuple[str | None, dict[str, Any]]:
+        """The collection in which this generation is being staged, and its metadata. One that was published is none,
+        and no other has its name, so that whoever removes it once it is replaced removes nothing else.
+        """
+        live = _target(self._client, load.target)
+        for name in sorted(self.names()):
+            if name.startswith(f"{load.stage}_") and not name.endswith(MERGED) and name != live:
+                with contextlib.suppress(Gone):
+                    about = _about(self._client, name)
+                    if "replaced" not in about:
+                        return name, about
+        return None, {}
+
+    def _begin(self, load: Load) -> tuple[str, dict[str, Any]]:
+        """The same, made if there is none."""
+        name, about = self._begun(load)
+        if name is None:
+            name = f"{load.stage}_{secrets.token_hex(4)}"
+            self._create(load, name)
+        return name, about
+
     def staged(self, load: Load) -> Mapping[str, int]:
-        try:
-            return dict(_about(self._client, load.stage).get("parts", {}))
-        except Gone:
-            return {}
+        return dict(self._begun(load)[1].get("parts", {}))
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
-        there = dict(self.staged(load))
-        if load.stage not in self.names():
-            self._create(load, load.stage)
+        name, about = self._begin(load)
+        there = dict(about.get("parts", {}))
         for part in parts:
             if part.id not in there:
                 for batch in part.batches():
-                    self._bring(load, batch)
+                    self._bring(load, name, batch)
                 there[part.id] = part.rows
-        self._client.call("update_collection", load.stage, metadata={"parts": there})
+        self._client.call("update_collection", name, metadata={"parts": there})
 
     def _create(self, load: Load, name: str) -> None:
         from qdrant_client import models
@@ -265,7 +284,7 @@ class Collections:
                 f"{self._place.shown}: the server keeps no metadata of collections: Qdrant 1.16 does"
             )
 
-    def _bring(self, load: Load, batch: pa.RecordBatch) -> None:
+    def _bring(self, load: Load, name: str, batch: pa.RecordBatch) -> None:
         from qdrant_client import models
 
         about = self._vectors(load)
@@ -282,7 +301,7 @@ class Collections:
             models.PointStruct(id=i, vector=vector, payload=payload)
             for i, vector, payload in zip(made, vectors, payloads, strict=True)
         ]
-        self._put(load.stage, points)
+        self._put(name, points)
 
     def _put(self, name: str, points: Sequence[Any]) -> None:
         for first in range(0, len(points), AT_ONCE):
@@ -290,7 +309,9 @@ class Collections:
             self._client.call("upsert", name, some, wait=True)
 
     def count(self, load: Load | None) -> int:
-        name = self._place.name if load is None else load.stage
+        name = self._place.name if load is None else self._begun(load)[0]
+        if name is None:
+            return 0
         try:
             return int(self._client.call("count", name, exact=True).count)
         except Gone:
@@ -304,10 +325,9 @@ class Collections:
         found = next((mark for mark in there if mark.sink == load.mark.sink), None)
         if is_there(found, load.mark, self._place.shown):
             return
-        if load.stage not in self.names():  # no rows
-            self._create(load, load.stage)
-        at = load.stage if whole(load) or before is None else self._merged(load, before)
-        others = [] if whole(load) else [m for m in there if m.sink != load.mark.sink]
+        staged = self._begin(load)[0]
+        at = staged if load.whole or before is None else self._merged(load, staged, before)
+        others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
         said = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)])
         self._client.call("update_collection", at, metadata={"marks": said})
         self._indexed(at)
@@ -315,12 +335,12 @@ class Collections:
             self._client.call("update_collection", before, metadata={"replaced": at})
         self._client.call("update_collection_aliases", _switch(load.target, at, before))
 
-    def _merged(self, load: Load, before: str) -> str:
+    def _merged(self, load: Load, staged: str, before: str) -> str:
         """The published points and the staged ones together, in a collection of their own."""
-        name = f"{load.stage}_m"
+        name = f"{staged}{MERGED}"
         self._client.call("delete_collection", name)  # of an attempt over other points
         self._create(load, name)
-        for source in (before, load.stage):
+        for source in (before, staged):
             for points in self._points(source):
                 self._put(name, points)
         return name
@@ -347,12 +367,15 @@ class Collections:
         for name in self.names():
             if name == live or not name.startswith("gm_"):
                 continue
-            about = _about(self._client, name)
+            try:
+                about = _about(self._client, name)
+            except Gone:  # others remove what is replaced, too
+                continue
             if about.get("target") != load.target:
                 continue
             if "replaced" in about and self._client.remote:
                 time.sleep(GRACE)
-            if "replaced" in about or (name.startswith(load.places) and (this or name != load.stage)):
+            if "replaced" in about or (name.startswith(load.places) and (this or not name.startswith(load.stage))):
                 self._client.call("delete_collection", name)
 
     def close(self) -> None:

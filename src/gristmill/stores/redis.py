@@ -1,6 +1,7 @@
-"""Redis and Valkey. A generation's rows are in hashes of about a hundred rows each, `prefix:stage:r:N`, which take a
+"""Redis and Valkey. A generation's rows are in hashes of about a hundred rows each, `prefix:place:r:N`, which take a
 quarter of the memory of a key a row; the key `prefix` points at the generation that is published, and readers follow it
-and get their row in one call of a script.
+and get their row in one call of a script. A place is named once and never again: rows that were replaced stay for a
+while, and those that are brought in their stead are not to go with them.
 
 A row is found by its key's text: its hash's number is that of `crc32(key) % buckets`, and its value is a MessagePack
 map (packing.py). Trap: a server that evicts keys, or that restarts without having saved them, loses rows; `count` and
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +72,7 @@ for i = 1, #asked, 2 do
 end
 return {at, cmsgpack.pack(out)}
 """
-# KEYS: the pointer, the stages. ARGV: where it points now (or ''), where it is to, buckets, marks, the stage.
+# KEYS: the pointer, the places. ARGV: where it points now (or ''), where it is to, buckets, marks, the place.
 _SWITCH = """
 if (redis.call('HGET', KEYS[1], 'at') or '') ~= ARGV[1] then return 0 end
 redis.call('HSET', KEYS[1], 'at', ARGV[2], 'buckets', ARGV[3], 'marks', ARGV[4])
@@ -152,34 +154,51 @@ class Server:
 
     # ------------------------------------------------ staging
 
-    def _at(self, stage: str, part: str = "r") -> str:
-        return f"{self._prefix}:{stage}:{part}"
+    def _at(self, place: str, part: str = "r") -> str:
+        return f"{self._prefix}:{place}:{part}"
 
-    def _buckets(self, load: Load) -> int:
-        """How many hashes the staged rows are in. An upsert has as many as the rows that it is merged with."""
-        found = self._client.hget(self._at(load.stage, "about"), "buckets")
+    def _places(self) -> dict[str, str]:
+        """All places, and whether rows are being staged there, are or were live, or are going."""
+        found = self._client.hgetall(f"{self._prefix}:stages")
+        return {name.decode(): state.decode() for name, state in found.items()}
+
+    def _begun(self, load: Load) -> str | None:
+        """The place in which this generation's rows are being staged; None if there is none."""
+        ours = (n for n, state in self._places().items() if state == "staging" and n.partition(".")[0] == load.stage)
+        return min((name for name in ours if "." in name), default=None)
+
+    def _begin(self, load: Load) -> tuple[str, int]:
+        """The place of this generation's rows, and how many hashes they are in. An upsert has as many as the rows that
+        it is merged with.
+        """
+        place = self._begun(load)
+        if place is None:
+            place = f"{load.stage}.{secrets.token_hex(4)}"
+            self._client.hset(f"{self._prefix}:stages", place, "staging")
+        found = self._client.hget(self._at(place, "about"), "buckets")
         if found is None:
-            base = None if _whole(load) else self._client.hget(self._prefix, "buckets")
+            base = None if load.whole else self._client.hget(self._prefix, "buckets")
             count = int(base) if base else max(1, -(-(load.mark.rows or UNKNOWN) // BUCKET))
-            self._client.hset(f"{self._prefix}:stages", load.stage, "staging")
-            self._client.hsetnx(self._at(load.stage, "about"), "buckets", count)
-            found = self._client.hget(self._at(load.stage, "about"), "buckets")
-        return int(found)
+            self._client.hsetnx(self._at(place, "about"), "buckets", count)
+            found = self._client.hget(self._at(place, "about"), "buckets")
+        return place, int(found)
 
     def staged(self, load: Load) -> Mapping[str, int]:
         with _said(self._place):
-            found = self._client.hgetall(self._at(load.stage, "parts"))
+            place = self._begun(load)
+            found = {} if place is None else self._client.hgetall(self._at(place, "parts"))
         return {part.decode(): int(rows) for part, rows in found.items()}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         with _said(self._place):
-            there, buckets = self._client.hkeys(self._at(load.stage, "parts")), self._buckets(load)
+            place, buckets = self._begin(load)
+            there = self._client.hkeys(self._at(place, "parts"))
             new = [part for part in parts if part.id.encode() not in there]
             # The more rows at once, the fewer commands: each is about one hash.
             for piece in gathered(batch for part in new for batch in part.batches()):
-                self._send(commands(piece, load.key, self._at(load.stage), buckets))
+                self._send(commands(piece, load.key, self._at(place), buckets))
             if new:
-                self._client.hset(self._at(load.stage, "parts"), mapping={part.id: part.rows for part in new})
+                self._client.hset(self._at(place, "parts"), mapping={part.id: part.rows for part in new})
 
     def _send(self, data: pa.Array) -> None:
         """Send commands, some at a time, and read their replies."""
@@ -201,7 +220,8 @@ class Server:
     def count(self, load: Load | None) -> int:
         with _said(self._place):
             if load is not None:
-                return self._rows(self._at(load.stage), self._buckets(load))
+                place, buckets = self._begin(load)
+                return self._rows(self._at(place), buckets)
             at, buckets = self._client.hmget(self._prefix, "at", "buckets")
             return 0 if at is None else self._rows(at.decode(), int(buckets))
 
@@ -227,27 +247,29 @@ class Server:
                 if is_there(found, load.mark, self._place.shown):
                     return
                 check_beside(load, there, self._place.shown)
-                at, buckets = self._at(load.stage), self._buckets(load)
-                if not (_whole(load) or before is None):
-                    at, buckets = self._merged(load, before.decode(), int(of), buckets)
-                others = [] if _whole(load) else [m for m in there if m.sink != load.mark.sink]
+                place, buckets = self._begin(load)
+                at = self._at(place)
+                if not (load.whole or before is None):
+                    at, buckets = self._merged(place, before.decode(), int(of), buckets)
+                others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
                 said = json.dumps([json.loads(m.dump()) for m in (load.mark, *others)])
                 keys = [self._prefix, f"{self._prefix}:stages"]
-                if self._client.eval(_SWITCH, 2, *keys, before or "", at, buckets, said, load.stage):
+                if self._client.eval(_SWITCH, 2, *keys, before or "", at, buckets, said, place):
                     return
                 # Another sink's rows were published in between: they are merged, too.
 
-    def _merged(self, load: Load, base: str, of: int, buckets: int) -> tuple[str, int]:
+    def _merged(self, place: str, base: str, of: int, buckets: int) -> tuple[str, int]:
         """The published rows and the staged ones together, where no reader looks yet."""
-        at = self._at(load.stage, "m")
-        for _ in self._each("UNLINK", at, of):  # of an attempt over other rows
-            pass
+        at, about = self._at(place, "m"), self._at(place, "about")
+        for _ in self._each("UNLINK", at, max(of, int(self._client.hget(about, "merged") or 0))):
+            pass  # of an attempt over other rows
+        self._client.hset(about, "merged", of)
         for first in range(0, of, AT_ONCE):
             with self._client.pipeline(transaction=False) as pipeline:
                 for bucket in range(first, min(first + AT_ONCE, of)):
                     pipeline.execute_command("COPY", f"{base}:{bucket}", f"{at}:{bucket}", "REPLACE")
                 pipeline.execute()
-        staged = self._at(load.stage)
+        staged = self._at(place)
         if of == buckets:
             for first in range(0, buckets, AT_ONCE):
                 with self._client.pipeline(transaction=False) as pipeline:
@@ -265,38 +287,33 @@ class Server:
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with _said(self._place):
+            places = self._places()  # before the pointer: what becomes live meanwhile is not among those that were
             at = self._client.hget(self._prefix, "at")
             live = "" if at is None else at.decode()
-            for name, state in self._client.hgetall(f"{self._prefix}:stages").items():
-                stage = name.decode()
+            for place, state in places.items():
+                ours = place.startswith(load.places) and (this or place.partition(".")[0] != load.stage)
                 # Rows that were live once are of no use to anybody, whichever sink they are from.
-                if (stage.startswith(load.places) and (this or stage != load.stage)) or state == b"live":
-                    self._remove(stage, live, at_once=state != b"live")
+                if ours or state != "staging":
+                    self._remove(place, live, at_once=state == "staging")
 
-    def _remove(self, stage: str, live: str, *, at_once: bool) -> None:
-        """Remove what is staged, except what is published."""
-        about = self._at(stage, "about")
-        buckets = int(self._client.hget(about, "buckets") or 0)
-        for part in ("r", "m"):
-            if (at := self._at(stage, part)) != live:
-                command = (
-                    ("UNLINK",)
-                    if at_once or (part == "r" and live.startswith(self._at(stage, "")))
-                    else ("EXPIRE", GRACE)
-                )
-                for _ in self._each(command[0], at, buckets, *command[1:]):
+    def _remove(self, place: str, live: str, *, at_once: bool) -> None:
+        """Remove what is in a place, except what is published."""
+        about, held = self._at(place, "about"), live.startswith(self._at(place, ""))
+        if not held:  # whoever is stopped in the middle leaves nothing that could be taken for whole
+            self._client.hset(f"{self._prefix}:stages", place, "going")
+        for part, number in (("r", "buckets"), ("m", "merged")):
+            if (at := self._at(place, part)) != live:
+                command = ("UNLINK",) if at_once or held else ("EXPIRE", GRACE)
+                buckets = self._client.hget(about, number) or self._client.hget(about, "buckets") or 0
+                for _ in self._each(command[0], at, int(buckets), *command[1:]):
                     pass
-        self._client.delete(self._at(stage, "parts"))
-        if not live.startswith(self._at(stage, "")):
+        self._client.delete(self._at(place, "parts"))
+        if not held:
             self._client.delete(about)
-            self._client.hdel(f"{self._prefix}:stages", stage)
+            self._client.hdel(f"{self._prefix}:stages", place)
 
     def close(self) -> None:
         self._client.close()
-
-
-def _whole(load: Load) -> bool:
-    return load.mode == "replace" or load.delete
 
 
 def _marks(data: bytes | None, place: Place) -> list[Mark]:

@@ -331,7 +331,7 @@ class Table:
         self, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile], marks: Sequence[Mark]
     ) -> bool:
         before = None if now is None else _location(now.table)
-        looked = self._files() if now is not None and load.mode != "replace" and not load.delete else []
+        looked = self._files() if now is not None and not load.whole else []
         folder = os.path.join(self._home, f"data-g{load.mark.generation:04d}-{secrets.token_hex(8)}")
         made = f"{folder}.tmp"
         LOCAL.make_folder(made)

@@ -254,7 +254,7 @@ class Tables:
 
     def _note(self, session: Session, load: Load) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
-        if load.mode == "replace":  # the rows of all others are gone, and so are their marks
+        if load.whole:
             session.run(f"DELETE FROM {marks} WHERE target = ?", target)
         else:
             session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
