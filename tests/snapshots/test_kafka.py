@@ -312,6 +312,26 @@ def test_a_compacted_topic_has_the_latest_record_of_each_key(topic: Topic, tmp_p
     assert gm.verify(str(tmp_path / "out"), source=False).ok
 
 
+def test_retention_in_a_partition_that_was_empty(broker: tuple[str, str], tmp_path: Path) -> None:
+    """Records that came since and are gone are told, also where the earlier run found a partition, or all, empty."""
+    if broker[0] != "mock":
+        pytest.skip("only librdkafka's brokers drop old records by their size")
+    one, all_of_it = Topic(*broker), Topic(*broker)
+    one.put([{"id": i, "text": "a"} for i in range(5)], 0)
+    todo = job(one.address, tmp_path / "one")
+    sink = gm.sink(str(tmp_path / "all"), keep=["_offset"])
+    counted = gm.model(length, returns={"n": "int64"})
+    nothing = gm.Job(f"{all_of_it.address}?value=text", counted, sink, workers=0, gates={"allow_empty": True})
+    todo.run()
+    nothing.run()
+    for each in (one, all_of_it):
+        each.put([{"id": 1000 + i, "text": "x" * 500_000} for i in range(20)], 1)
+    for late in (todo, nothing):
+        with pytest.raises(gm.PlanChanged, match=r"partition 1: offsets 0 to \d+ came since .* no longer kept"):
+            late.run(append=True)
+    assert ids(tmp_path / "one") == list(range(5))
+
+
 def test_records_that_retention_has_removed_are_told(broker: tuple[str, str], tmp_path: Path) -> None:
     """By a resumed run, and by one that is to append what came since; a restart takes what is left."""
     if broker[0] != "mock":
@@ -398,12 +418,12 @@ def test_text_and_bytes(topic: Topic, tmp_path: Path) -> None:
 def test_values_that_are_not_json_are_dead_letters(topic: Topic, tmp_path: Path) -> None:
     """With their offset and what they hold; a record without a value has null in all columns."""
     topic.put([{"id": 1}, b"{broken", b"", b"[1]", {"id": 5}, b'{"id":\n 6}'], 1)
-    topic.put([None], 1)
+    topic.put([None, b'{"id": 8}\n', b'\n{"id": 9}', b' {\n"id": 10\n}\r\n\n'], 1)
     report = job(topic.address, tmp_path / "out", on_bad_file="fail").run()
-    assert ids(tmp_path / "out") == [1, 5, 6]
+    assert ids(tmp_path / "out") == [1, 5, 6, 8, 9, 10]
     dead = gm.dead(str(tmp_path / "out")).to_pylist()
     assert sorted(d["position"] for d in dead) == [1, 2, 3, 6] and report.rows_dead == 4
-    assert all(d["source"].startswith(topic.address + "/1/0-7") for d in dead)
+    assert all(d["source"].startswith(topic.address + "/1/0-10") for d in dead)
 
 
 def test_where_limit_sample_and_columns(topic: Topic, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ class Kafka:
         if version:
             return Offsets(wanted, _still(wanted, version))
         spans = _log(wanted).spans()
-        return Offsets(wanted, _full(spans) or spans[:1])
+        return Offsets(wanted, [*_full(spans), *(s for s in spans if s.low == s.high)])
 
     @staticmethod
     def onwards(wanted: Wanted, version: str) -> Snapshot:
@@ -43,7 +43,8 @@ class Kafka:
             partition: max(s.high for s in known if s.partition == partition)
             for partition in {s.partition for s in known}
         }
-        return Offsets(wanted, [*known, *_full(_since(log, ends, now) for now in log.spans())])
+        since = [_since(log, ends, now) for now in log.spans()]
+        return Offsets(wanted, [*known, *(s for s in since if s.low < s.high or s.partition not in ends)])
 
 
 _: type[SnapshotKind] = Kafka  # for mypy
@@ -57,15 +58,23 @@ class Offsets:
         self._wanted, self._spans = wanted, spans
         self.schema = pa.schema([])  # of values that are JSON, only reading tells it
         self.version = json.dumps([[s.partition, s.low, s.high, s.topic, s.last] for s in spans])
-        offsets, partitions = sum(s.high - s.low for s in spans), len({s.partition for s in spans})
+        listed = self._listed()
+        offsets, partitions = sum(s.high - s.low for s in listed), len({s.partition for s in listed})
         self.told = f"{offsets:,} offsets of {partitions} partition{'' if partitions == 1 else 's'}"
+
+    def _listed(self) -> list[Span]:
+        """Those that are files of the source: the first, so that there is one, and what else has offsets. Empty ones
+        tell where what comes next in their partitions begins.
+        """
+        return [*self._spans[:1], *_full(self._spans[1:])]
 
     def files(self) -> Sequence[DataFile] | None:
         place = self._wanted.place
         base, said = place.uri.rstrip("/"), "&".join(f"{n}={quote(v, safe='/')}" for n, v in self._wanted.said.items())
         storage = {**place.options, MARKS: {s.name: (s.topic, s.last) for s in self._spans}}
         return [
-            DataFile(f"{base}/{s.name}{'?' + said if said else ''}", form="kafka", storage=storage) for s in self._spans
+            DataFile(f"{base}/{s.name}{'?' + said if said else ''}", form="kafka", storage=storage)
+            for s in self._listed()
         ]
 
     def pieces(self) -> Sequence[Piece]:
@@ -100,8 +109,8 @@ def _full(spans: Iterable[Span]) -> list[Span]:
 
 def _since(log: TopicLog, ends: dict[int, int], now: Span) -> Span:
     """What a partition holds now behind the offset where an earlier snapshot ended."""
-    end = ends.get(now.partition)
-    if end is None or end == now.low == 0:
+    end = ends.get(now.partition, 0)  # a partition that was added later had nothing
+    if end == now.low == 0:
         return now
     where = f"{log.shown}: partition {now.partition}"
     if now.high < end:

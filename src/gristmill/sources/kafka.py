@@ -267,8 +267,8 @@ class _Json:
 
 def _lines(values: Sequence[bytes | None], offsets: np.ndarray, bad: dict[int, BadRow]) -> Lines:
     """Values as if they were lines of a file, in which a record without a value is an object without keys."""
-    texts = [b"{}" if v is None else v for v in values]
-    if any(empty := [not text or text.isspace() for text in texts]):
+    texts = [b"{}" if v is None else v.strip(b" \t\r\n") for v in values]  # what JSON allows around a value
+    if any(empty := [not text for text in texts]):
         for i in np.flatnonzero(empty).tolist():
             bad[i] = BadRow(int(offsets[i]), texts[i], "JSONDecodeError", "the value is empty, not a JSON object")
         full = np.flatnonzero(np.logical_not(empty))
