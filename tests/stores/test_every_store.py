@@ -169,6 +169,26 @@ def test_appended_rows_come_once(shop: Shop, tmp_path: Path) -> None:
             rows.get_many([3, 36])
 
 
+@pytest.mark.few(2)
+def test_appended_by_key_without_the_earlier_ones(shop: Shop, tmp_path: Path) -> None:
+    """Rows that are left out, as later ones have their keys, are missed neither at once nor by a later append."""
+    if "append" not in deliveries.STORES.get(shop.name).modes:
+        return
+    made = gm.to(shop.address("scores"), mode="append", key="id")
+    for first in (0, 5, 15):  # the first night is delivered with the second, which has half of its keys
+        write(tmp_path / "in", first, first + 10)
+        nightly = job(tmp_path, on_new_files="append", deliver=[made] if first else [])
+        nightly.run()
+        if first:
+            assert shop.seen("scores") == wanted(range(first + 10))
+            assert gm.verify(nightly).ok
+            assert nightly.run().state == "nothing to do"
+            assert gm.deliver(str(tmp_path / "out"), made).rows
+    if shop.lose is not None:
+        shop.lose("scores")
+        assert any("holds 24 rows, but 25 were" in line for line in gm.verify(nightly).lines)
+
+
 @pytest.mark.few(8)
 @pytest.mark.parametrize("mode", ["replace", "upsert", "append"])
 def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:

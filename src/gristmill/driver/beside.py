@@ -76,6 +76,7 @@ class Beside:
             store = stack.enter_context(contextlib.closing(deliveries.opened(delivery)))
             result = deliveries.Result(at.generation, members, at.plan.about, deliveries.identity(at.root, at.files))
             made.append(deliveries.Loading(delivery, result, store, expected=at.plan.shards.rows() or 0))
+            made[0].rest()  # whatever was opened to look: others, such as the next delivery, may need the same file
 
         return made[0] if self._tried(begin) else None
 

@@ -70,9 +70,10 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     and the name of its folder, which is unique). It is written in the same atomic step as they become visible.
 
     `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `older` how many it
-    left out as later ones have their keys, `again` how often the same was brought once more as rows were missing, `key`
-    the columns that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup`
-    gives back the values as they were.
+    left out as later ones have their keys, `total` how many rows of this sink are there at least, with those of earlier
+    appends (None: that was not noted), `again` how often the same was brought once more as rows were missing, `key` the
+    columns that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup` gives
+    back the values as they were.
     """
 
     sink: str
@@ -86,6 +87,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     at: str = ""
     again: int = 0
     older: int = 0
+    total: int | None = None
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class Load:
         how = hashlib.sha256("\0".join((self.mode, *self.key, *again)).encode()).hexdigest()[:6]
         return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
-    def of(self, rows: int, older: int = 0) -> Load:
-        """The load with the number of its rows in the mark, and of those that it leaves out."""
-        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows, older=older))
+    def of(self, rows: int, older: int = 0, total: int | None = None) -> Load:
+        """The load with the number of its rows in the mark, of those that it leaves out, and of all that are there."""
+        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows, older=older, total=total))
 
     def after(self, found: Mark) -> Load:
         """The same load once more, in place of what is found."""

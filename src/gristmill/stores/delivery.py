@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.keys import positive_zeros
 from gristmill.commit.documents import Delivered, Described, Live
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations, sink_of
 from gristmill.commit.publication import Publication, latest
@@ -148,10 +149,26 @@ class Loading:
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
         """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
-        before, load = self._before, self._load
-        whole = load.whole or before is None or before.name == load.mark.name
-        known = () if whole or before is None else before.generations
+        before = self._before
+        known = () if before is None or self._all(before) else before.generations
         return [f for f in live if f.role == "rows" and f.generation not in known]
+
+    def _all(self, before: Mark) -> bool:
+        """Whether the whole result is to be brought, though something of this sink was before."""
+        return self._load.whole or before.name == self._load.mark.name
+
+    def _total(self, live: Sequence[Live], rows: int) -> int | None:
+        """How many rows of this sink there are at least once these are appended; None if that is not known."""
+        before = self._before
+        if before is None or self._load.mode == "replace":
+            return rows
+        if self._load.mode == "upsert" or self._all(before):
+            return None
+        there = before.total
+        if there is None and before.mode == "upsert":
+            files = [f for f in live if f.role == "rows" and f.generation in before.generations]
+            there = distinct(self._result.rows_of(files), before.key)
+        return None if there is None else there + rows
 
     def early(self, live: Sequence[Live]) -> list[Live]:
         """Those of the files that can be brought before all of the result are known: by key, later ones may have rows
@@ -204,7 +221,7 @@ class Loading:
         if load.key:
             self._newest = self._chosen(files, live)
         rows = sum(map(self._rows, files))
-        load = self._load = load.of(rows, sum(f.rows for f in files) - rows)
+        load = self._load = load.of(rows, sum(f.rows for f in files) - rows, self._total(live, rows))
         self._only(files)
         self.stage(live)
         if (count := self._store.count(load)) != load.mark.rows:
@@ -263,7 +280,8 @@ class Loading:
                 at += batch.num_rows
                 batch = batch if mask is None else batch.filter(pa.array(mask))
                 if batch.num_rows:
-                    yield batch if batch.schema.equals(schema) else batch.cast(schema)
+                    batch = batch if batch.schema.equals(schema) else batch.cast(schema)
+                    yield _with_zeros(batch, self._load.key)
 
         return batches
 
@@ -288,6 +306,14 @@ class Loading:
         )
         generation.files.write_over(path_of(generation, receipt.to), receipt.dump())
         return receipt
+
+
+def _with_zeros(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
+    """A batch in whose key -0.0 is 0.0: some stores take them for one key, and some for two."""
+    for at, field in enumerate(batch.schema):
+        if field.name in key and pa.types.is_floating(field.type):
+            batch = batch.set_column(at, field, positive_zeros(batch.column(at)))
+    return batch
 
 
 def path_of(generation: Generation, shown: str) -> str:
@@ -347,7 +373,7 @@ def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, show
     if mark.mode == "replace":
         wanted, right = mark.rows, count == mark.rows
     elif mark.mode == "append":
-        wanted = sum(f.rows for f in rows)
+        wanted = mark.total if mark.total is not None else _appended(result, rows, mark)
         right = count >= wanted
     else:
         wanted = mark.rows
@@ -355,6 +381,11 @@ def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, show
             wanted = distinct(result.rows_of(rows), mark.key)
             right = count >= wanted
     return None if right else f"{shown}: holds {count:,} rows, but {wanted:,} were delivered"
+
+
+def _appended(result: Result, rows: Sequence[Live], mark: Mark) -> int:
+    """How many rows appends brought at least, by a mark that does not tell: by key, they left earlier ones out."""
+    return distinct(result.rows_of(rows), mark.key) if mark.key else sum(f.rows for f in rows)
 
 
 def renewed(receipt: Delivered) -> Delivery:

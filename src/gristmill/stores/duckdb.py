@@ -177,6 +177,9 @@ class File:
         own = _kind(field.type, f"{self._place.shown}: column {field.name!r}")
         return kind == own or kind in _WIDER.get(own, ())
 
+    def typed(self, kind: str) -> bool:
+        return True
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
 

@@ -129,8 +129,8 @@ class Table:
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
 
-    def refused(self, now: Snapshot, load: Load) -> str | None:
-        if load.mode != "upsert":
+    def refused(self, now: Snapshot | None, load: Load) -> str | None:
+        if now is None or load.mode != "upsert":
             return None
         if not now.table.spec().is_unpartitioned():
             return "is partitioned, and an upsert does not know how: use mode replace or append"
@@ -278,8 +278,8 @@ def _keys(db: Any, key: Sequence[str], files: Sequence[Datafile]) -> tuple[Any, 
     """Put the keys of staged files into a table; the lowest and the highest of the first of their columns."""
     names = ", ".join(f"{quoted(name)} AS k{n}" for n, name in enumerate(key))
     db.execute(f"CREATE TEMP TABLE keys AS SELECT {names} FROM read_parquet(?)", [[file.path for file in files]])
-    ((low, high),) = db.execute("SELECT min(k0), max(k0) FROM keys").fetchall()
-    return low, high
+    ends = db.execute("SELECT min(k0) AS low, max(k0) AS high FROM keys").to_arrow_table()
+    return ends["low"][0], ends["high"][0]
 
 
 def _others(db: Any, key: Sequence[str], rows: pa.Table) -> pa.ChunkedArray:
@@ -298,9 +298,9 @@ def _between(key: Sequence[str], low: Any, high: Any, schema: pa.Schema) -> Any:
     """A filter of pyiceberg for the files that may have keys in a range."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, LessThanOrEqual
 
-    if low is None or not _literal(schema.field(key[0]).type):
+    if not (_literal(schema.field(key[0]).type) and low.is_valid):
         return AlwaysTrue()
-    return And(GreaterThanOrEqual(key[0], low), LessThanOrEqual(key[0], high))
+    return And(GreaterThanOrEqual(key[0], low.as_py()), LessThanOrEqual(key[0], high.as_py()))
 
 
 def _literal(kind: pa.DataType) -> bool:
@@ -403,15 +403,18 @@ class TableReader:
     @staticmethod
     def _found(table: Any, keys: pa.Table, schema: pa.Schema) -> pa.Table:
         import pyarrow.compute as pc
-        from pyiceberg.expressions import In
+        from pyiceberg.expressions import AlwaysTrue, In
 
         name = keys.column_names[0]
         values = pc.drop_null(keys.column(name))
-        if _literal(values.type) and len(values) <= LISTED:
+        some: Any = AlwaysTrue()
+        if "." in name:  # a filter would look for a field inside a column
+            pass
+        elif _literal(values.type) and len(values) <= LISTED:
             some = In(name, set(values.to_pylist()))
         else:
-            least = pc.min_max(values).as_py() if _literal(values.type) else {"min": None, "max": None}
-            some = _between([name], least["min"], least["max"], schema)
+            ends = pc.min_max(values) if _literal(values.type) else {"min": None, "max": None}
+            some = _between([name], ends["min"], ends["max"], schema)
         few = [batch.cast(schema) for batch in table.scan(row_filter=some).to_arrow_batch_reader()]
         return pa.Table.from_batches(few, schema).filter(matching(keys, schema))
 

@@ -80,8 +80,8 @@ class Format(Protocol):
         """The Arrow type of a column that holds all values of a type; None if there is none."""
         ...
 
-    def refused(self, now: Snapshot, load: Load) -> str | None:
-        """Why rows cannot be brought to this table in this way, whatever their columns, and the way out."""
+    def refused(self, now: Snapshot | None, load: Load) -> str | None:
+        """Why rows cannot be brought to this table in this way, whatever their columns' types, and the way out."""
         ...
 
     def write(
@@ -135,7 +135,7 @@ class Lake:
         """The columns of the result as the table has them, or will have them. Raises BadJob."""
         shown, form = self._place.shown, self._form.name
         there = {} if now is None else {f.name: f for f in now.schema}
-        if now is not None and (why := self._form.refused(now, load)) is not None:
+        if (why := self._form.refused(now, load)) is not None:
             raise BadJob(f"{shown}: {why}")
         fields = []
         for field in load.schema:

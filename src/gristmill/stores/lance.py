@@ -28,6 +28,7 @@ PART = "gristmill.part"
 BATCH = 8192  # rows of a data file that are read together
 VERSIONS, DATA = "_versions", "data"
 LISTED = 1000  # keys that are asked for one by one, for which an index is used; for more the key columns are read
+_LEAST = -(2**63)
 _REFUSED = (
     pa.types.is_union,
     pa.types.is_interval,
@@ -106,8 +107,12 @@ class Table:
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return None if unwritable(kind) or not _held(kind) else pa.int32() if pa.types.is_null(kind) else kind
 
-    def refused(self, now: Snapshot, load: Load) -> str | None:
-        if now.table.data_storage_version in ("0.1", "legacy"):
+    def refused(self, now: Snapshot | None, load: Load) -> str | None:
+        if (odd := next((n for n in load.schema.names if "." in n), None)) is not None:
+            return f"column {odd!r}: Lance takes it for a field inside a column: give it another name, without a dot"
+        if load.mode == "upsert" and (odd := next((n for n in load.key if set(n) & set('"`')), None)) is not None:
+            return f"column {odd!r}: Lance does not find keys of that name: give it another one, without quotes"
+        if now is not None and now.table.data_storage_version in ("0.1", "legacy"):
             return "is in the oldest format of Lance, which takes no files made elsewhere: rewrite it"
         return None
 
@@ -352,7 +357,9 @@ class TableReader:
     @staticmethod
     def _found(table: Any, keys: pa.Table) -> pa.Table:
         kinds = [field.type for field in keys.schema]
-        if keys.num_rows <= LISTED and all(pa.types.is_integer(k) or is_string(k) for k in kinds):
+        written = keys.num_rows <= LISTED and all(pa.types.is_integer(k) or is_string(k) for k in kinds)
+        # Lance reads the least whole number as a float.
+        if written and not any(_LEAST in keys.column(n).to_pylist() for n in keys.column_names):
             some = (f"{_named(n)} IN ({', '.join(_literals(keys.column(n)))})" for n in keys.column_names)
             return table.to_table(filter=" AND ".join(some))
         places: list[int] = []

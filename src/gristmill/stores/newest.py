@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.keys import comparable, comparable_type, has_nan
+from gristmill.arrow.rows import picked
 from gristmill.arrow.spilling import spilling
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
 from gristmill.commit.nights import ages
 from gristmill.errors import BadJob, RunFailed
-from gristmill.stores.sql import quoted
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -51,7 +52,9 @@ def newest(
     rows = rows_of(several)
     if len(order) == 1 and len(key) == 1 and _ascend(rows, key[0]) == ends[-1]:
         return {}
-    fields = [pa.field(head, rows.schema.field(name).type) for head, name in zip(heads, key, strict=True)]
+    fields = [
+        pa.field(head, comparable_type(rows.schema.field(name).type)) for head, name in zip(heads, key, strict=True)
+    ]
     schema = pa.schema([*fields, ("n", pa.int64()), ("age", pa.int32())])
 
     at = 0
@@ -62,7 +65,8 @@ def newest(
         for batch in rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches():
             n = np.arange(at, at + len(batch))
             age = of[np.searchsorted(ends, n, side="right").clip(max=len(of) - 1)]
-            yield pa.record_batch([*batch.columns, pa.array(n), pa.array(age)], schema=schema)
+            columns = [_comparable(column) for column in batch.columns]
+            yield pa.record_batch([*columns, pa.array(n), pa.array(age)], schema=schema)
             at += len(batch)
 
     with spilling(KEY_MEMORY) as connection:
@@ -71,7 +75,7 @@ def newest(
         if at != ends[-1]:
             raise RunFailed(f"{shown}: its files have {at:,} rows, and {ends[-1]:,} were published: verify tells which")
         _refuse_nulls(connection, heads, wanted, key, shown)
-        _refuse_repeated(connection, heads, key, shown)
+        _refuse_repeated(connection, heads, rows, key, shown)
         return {} if len(order) < 2 else _masks(connection, heads, files)
 
 
@@ -99,20 +103,51 @@ def _refuse_nulls(connection: Any, heads: Sequence[str], wanted: int, key: Seque
     some = " OR ".join(f"{head} IS NULL" for head in heads)
     (nulls,) = connection.execute(f"SELECT count(*) FROM keys WHERE n < {wanted} AND ({some})").fetchone()
     if nulls:
-        raise BadJob(f"{shown}: {nulls:,} rows have a null in their key ({', '.join(key)}): filter them out first")
+        raise BadJob(
+            f"{shown}: {nulls:,} rows have a null in their key ({', '.join(key)}), or NaN: filter them out first"
+        )
 
 
-def _refuse_repeated(connection: Any, heads: Sequence[str], key: Sequence[str], shown: str) -> None:
+def _comparable(column: pa.Array) -> pa.Array:
+    """A key column as DuckDB is given it; NaN, which is equal to nothing, as null."""
+    nan, values = has_nan(column), comparable(column)
+    return values if nan is None else pc.if_else(nan, pa.scalar(None, values.type), values)
+
+
+def _refuse_repeated(connection: Any, heads: Sequence[str], rows: ds.Dataset, key: Sequence[str], shown: str) -> None:
     names = ", ".join(heads)
-    groups = f"SELECT {names}, count(*) AS times FROM keys GROUP BY age, {names} HAVING times > 1"
-    found = connection.execute(f"{groups} ORDER BY times DESC, {names} LIMIT 3").fetchall()
+    groups = f"SELECT {names}, count(*) AS times, min(n) AS first FROM keys GROUP BY age, {names} HAVING times > 1"
+    found = connection.execute(f"SELECT times, first FROM ({groups}) ORDER BY times DESC, {names} LIMIT 3").fetchall()
     if found:
         (many,) = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone()
-        told = "; ".join(f"{', '.join(map(repr, row[:-1]))} {row[-1]:,} times" for row in found)
+        values = _rows_at(rows, key, [first for _, first in found])
+        told = "; ".join(
+            f"{', '.join(key_text(column[n]) for column in values.columns)} {times:,} times"
+            for n, (times, _) in enumerate(found)
+        )
         raise BadJob(
             f"{shown}: {many:,} keys ({', '.join(key)}) repeat: {told}{' …' if many > 3 else ''}: give columns "
             "that tell rows apart, or leave all but one of them out of the source"
         )
+
+
+def _rows_at(rows: ds.Dataset, key: Sequence[str], places: Sequence[int]) -> pa.Table:
+    """The keys of some rows, as they are in the result: DuckDB's values are others."""
+    order, at, found = np.sort(places), 0, []
+    for batch in rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches():
+        some = order[(order >= at) & (order < at + len(batch))] - at
+        if len(some):
+            found.append(picked(pa.Table.from_batches([batch]), some))
+        at += len(batch)
+    return picked(pa.concat_tables(found), np.searchsorted(order, places))
+
+
+def key_text(value: pa.Scalar) -> str:
+    """A key's value as people read it."""
+    try:
+        return repr(value.as_py())
+    except ValueError:  # Python's times have microseconds
+        return f"{value.type} {value.value}"
 
 
 def _masks(connection: Any, heads: Sequence[str], files: Sequence[Live]) -> dict[str, np.ndarray]:
@@ -132,8 +167,12 @@ def _masks(connection: Any, heads: Sequence[str], files: Sequence[Live]) -> dict
 
 def distinct(rows: Any, key: Sequence[str]) -> int:
     """How many keys some rows have."""
+    names = ", ".join(heads := [f"k{i}" for i in range(len(key))])
+    kinds = [comparable_type(rows.schema.field(name).type) for name in key]
+    schema = pa.schema(list(zip(heads, kinds, strict=True)))
+    batches = rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches()
+    keys = (pa.record_batch([comparable(c) for c in b.columns], schema=schema) for b in batches)
     with spilling(KEY_MEMORY) as connection:
-        connection.register("given", rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_reader())
-        names = ", ".join(map(quoted, key))
+        connection.register("given", pa.RecordBatchReader.from_batches(schema, keys))
         found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
     return int(found[0]) if found else 0

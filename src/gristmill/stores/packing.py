@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.casts import entries, is_list
-from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.schemas import is_string, plain, unwritable
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.process.extras import require
@@ -76,18 +76,18 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str) -> None:
                     "(evolve=True)"
                 )
             exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
-            if kind is not None and (kind != field.type if exactly else not _alike(kind, field.type)):
+            if kind is not None and (kind != field.type if exactly else not alike(kind, field.type)):
                 raise BadJob(
                     f"{shown}: column {field.name!r} is {kind} there, and {field.type} in the result: cast the values "
                     "in a step, or deliver to another place"
                 )
 
 
-def _alike(there: pa.DataType, own: pa.DataType) -> bool:
-    """Whether values of one type are read right as those of another."""
+def alike(there: pa.DataType, own: pa.DataType) -> bool:
+    """Whether values of one type are read right as those of another, where only the schema tells how to read them."""
     there, own = (plain(k.storage_type if isinstance(k, pa.BaseExtensionType) else k) for k in (there, own))
     t = pa.types
-    for same in (t.is_integer, t.is_floating, t.is_null):
+    for same in (t.is_integer, t.is_floating, t.is_null, is_string, _is_bytes):
         if same(there) and same(own):
             return True
     return bool(there == own or t.is_null(own) or t.is_null(there))

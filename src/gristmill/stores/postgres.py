@@ -6,6 +6,7 @@ on the target, its rows are replaced instead.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,6 +156,9 @@ class Server:
 
     # ------------------------------------------------ the table that takes the target's place
 
+    def typed(self, kind: str) -> bool:
+        return kind not in ("json", "jsonb")
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         """A copy of the target without rows and indices, for one that takes its place; else one that is gone after."""
         stage, there = self.table(load.stage), session.columns(self.target())
@@ -298,7 +302,7 @@ class Transaction:
         self._connection = connection
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        cursor = self._connection.execute(sql.replace("%", "%%").replace("?", "%s") if values else sql, values or None)
+        cursor = self._connection.execute(_placed(sql) if values else sql, values or None)
         return cursor.fetchall() if cursor.description is not None else []
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -324,6 +328,11 @@ class Transaction:
         )
         names = (row[0].rpartition(".") for row in self.run(sql, prefix))
         return [f"{_bare(schema)}.{_bare(name)}" for schema, _, name in names]
+
+
+def _placed(sql: str) -> str:
+    """A statement with the client's places for values; a question mark in a name is none."""
+    return re.sub(r'"(?:[^"]|"")*"|\?', lambda found: "%s" if found[0] == "?" else found[0], sql.replace("%", "%%"))
 
 
 def _schema_of(session: Transaction, table: str) -> str:

@@ -284,8 +284,8 @@ class Table:
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
 
-    def refused(self, now: Snapshot, load: Load) -> str | None:
-        if is_plain(now.table) and not is_view(now.table):
+    def refused(self, now: Snapshot | None, load: Load) -> str | None:
+        if now is None or (is_plain(now.table) and not is_view(now.table)):
             return None
         kind = "a view" if is_view(now.table) else f"{now.table.get('Provider')}, or partitioned"
         return (

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there
+from gristmill.stores.packing import alike
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,6 +93,10 @@ class Database(Protocol):
         """Whether a column of the type `kind` holds these values without loss."""
         ...
 
+    def typed(self, kind: str) -> bool:
+        """Whether a column of the type `kind` tells of itself which values it has."""
+        ...
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         """Create the staging table if it is not there."""
         ...
@@ -132,6 +138,26 @@ class Tables:
     def check(self, load: Load) -> None:
         with self._db.session(write=False) as session:
             self._columns(session, load)
+            self._beside(session, load)
+
+    def _beside(self, session: Session, load: Load) -> None:
+        """Raises BadJob for columns in which rows of others are as well, which were delivered as another type: where a
+        column does not tell its values' type, all are read as those that were delivered last.
+        """
+        marks, there = self._db.table(MARKS), session.columns(self._db.target())
+        if load.whole or not there or not session.columns(marks):
+            return
+        for (body,) in session.run(f"SELECT body FROM {marks} WHERE target = ?", self._db.marked()):
+            known = decode_schema(Mark.load(body.encode(), self._place.shown).schema)
+            for field in load.schema:
+                if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
+                    continue
+                if not alike(kind := known.field(field.name).type, field.type):
+                    raise BadJob(
+                        f"{self._place.shown}: column {field.name!r} has values of {kind} there, and of {field.type} "
+                        "in the result, and nothing would tell them apart: cast the values in a step, or deliver to "
+                        "another table"
+                    )
 
     def _columns(self, session: Session, load: Load) -> dict[str, str]:
         """The columns of the staging table with their types: those of the target, and new ones. Raises BadJob."""

@@ -130,6 +130,9 @@ class File:
             return there in ("INTEGER", "NUMERIC") or (there == "REAL" and exact)
         return there in (own, "BLOB")
 
+    def typed(self, kind: str) -> bool:
+        return False  # any value may be in any column
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
 
