@@ -7,9 +7,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gristmill.driver import beside
 from gristmill.job.secret import Secret
 from gristmill.stores import delivery as deliveries
 from gristmill.stores import packing
+from gristmill.stores import duckdb as duckdb_store
 from s3server import S3Server
 
 ROWS = 40
@@ -273,6 +275,38 @@ def test_loaded_beside_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     made.run()
     assert max(staged) > 1 and len(rows()) == ROWS
+
+
+def test_two_into_one_file_beside_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither waits for the other, and readers get at the file while rows are scored."""
+    monkeypatch.setattr(beside, "SOON", 0.0)
+    monkeypatch.setattr(beside, "EVERY", 0.01)
+    monkeypatch.setattr(duckdb_store, "PATIENCE", 8.0)  # which is what one waited for the other
+    address, scoring, waited = "duckdb://s.duckdb#one", threading.Event(), [0.0]
+
+    def slow(batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.3)
+        return {"y": batch["x"] * 2}
+
+    def read() -> None:
+        while not scoring.wait(0.05):
+            begun = time.monotonic()
+            with suppress(gm.GristmillError), gm.lookup(address, key="id") as lookup:
+                lookup.get(3)
+            waited.append(time.monotonic() - begun)
+
+    both = [gm.to(address), gm.to("duckdb://s.duckdb#two")]
+    job(deliver=both).run()  # the file is there
+    reader = threading.Thread(target=read)
+    reader.start()
+    made = gm.Job("rows.parquet", slow, gm.sink("out", keep="id"), workers=0, shard_rows=4, deliver=both)
+    try:
+        report = made.run(restart=True)
+    finally:
+        scoring.set()
+        reader.join()
+    assert [d.rows for d in report.deliveries] == [ROWS, ROWS]
+    assert max(waited) < 6
 
 
 @pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}, {"partition_by": ["n"]}], ids=str)

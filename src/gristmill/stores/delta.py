@@ -434,7 +434,7 @@ def _known(about: pa.Table, field: pa.Field) -> Iterator[tuple[str, Any]]:
 
 def _told_exactly(kind: pa.DataType) -> bool:
     """Whether JSON has all values of a type, whoever has written it."""
-    return pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or pa.types.is_string(kind)
+    return bool(pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or pa.types.is_string(kind))
 
 
 def _about_files(table: Any) -> pa.Table:
