@@ -26,8 +26,8 @@ from gristmill.commit.publication import published
 from gristmill.driver import beside
 from gristmill.job.secret import Secret
 from gristmill.stores import delivery as deliveries
-from gristmill.stores import packing
 from gristmill.stores import duckdb as duckdb_store
+from gristmill.stores import packing
 from s3server import S3Server
 
 ROWS = 40
