@@ -319,7 +319,7 @@ def test_retention_in_a_partition_that_was_empty(broker: tuple[str, str], tmp_pa
     one, all_of_it = Topic(*broker), Topic(*broker)
     one.put([{"id": i, "text": "a"} for i in range(5)], 0)
     todo = job(one.address, tmp_path / "one")
-    sink = gm.sink(str(tmp_path / "all"), keep=["_offset"])
+    sink = gm.sink(str(tmp_path / "all"), keep=["value"])
     counted = gm.model(length, returns={"n": "int64"})
     nothing = gm.Job(f"{all_of_it.address}?value=text", counted, sink, workers=0, gates={"allow_empty": True})
     todo.run()

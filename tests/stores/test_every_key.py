@@ -26,7 +26,7 @@ KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "int64": (pa.int64(), [2**53, 2**53 + 1, -(2**63), 2**63 - 1]),
     "uint32": (pa.uint32(), [0, 2**32 - 1, 2**31, 5]),
     "uint64": (pa.uint64(), [2**64 - 1, 2**64 - 2, 2**53 + 1, 2**63]),
-    "bool_text": (pa.string(), ["true", "True", "1", ""]),
+    "bool_text": (pa.string(), ["true", "True", "1", " "]),
     "half": (pa.float16(), [0.0, 0.5, 6e-8, -1.0]),
     "double": (pa.float64(), [0.3, 0.30000000000000004, 1e300, -5e-324]),
     "zeros": (pa.float64(), [1.0, 0.0, -2.0, 3.0]),

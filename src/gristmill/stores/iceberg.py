@@ -278,7 +278,7 @@ def _keys(db: Any, key: Sequence[str], files: Sequence[Datafile]) -> tuple[Any, 
     """Put the keys of staged files into a table; the lowest and the highest of the first of their columns."""
     names = ", ".join(f"{quoted(name)} AS k{n}" for n, name in enumerate(key))
     db.execute(f"CREATE TEMP TABLE keys AS SELECT {names} FROM read_parquet(?)", [[file.path for file in files]])
-    ends = db.execute("SELECT min(k0) AS low, max(k0) AS high FROM keys").to_arrow_table()
+    ends = db.sql("SELECT min(k0) AS low, max(k0) AS high FROM keys").to_arrow_table()
     return ends["low"][0], ends["high"][0]
 
 

@@ -83,6 +83,10 @@ class Sorted:
             raise RunFailed(
                 f"{self._place.shown}: a key ({', '.join(load.key)}) {wrong}: give a shorter key, or a hash"
             )
+        if pc.any(pc.equal(keys, MARKS)).as_py():
+            raise RunFailed(
+                f"{self._place.shown}: a key ({', '.join(load.key)}) is {MARKS!r}, under which marks are kept"
+            )
         return pa.record_batch([keys, packed_rows(batch)], schema=_RUN)
 
     def published(self) -> tuple[list[Mark], int]:
