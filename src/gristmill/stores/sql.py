@@ -7,7 +7,7 @@ switch and the mark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -324,11 +324,3 @@ def moved(session: Session, target: str, stage: str, columns: Sequence[str], *, 
     session.run(f"TRUNCATE {target}" if truncate else f"DELETE FROM {target}")
     session.run(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage}")
     session.run(f"DROP TABLE {stage}")
-
-
-def rows_by_key(
-    keys: Sequence[tuple[Any, ...]], names: Sequence[str], found: Iterator[dict[str, Any]]
-) -> list[dict[str, Any] | None]:
-    """The rows found, in the order of the keys asked for."""
-    by_key = {tuple(row[n] for n in names): row for row in found}
-    return [by_key.get(key) for key in keys]
