@@ -74,7 +74,7 @@ class Chat:
     """
 
     def __init__(self, **options: Any) -> None:
-        self.gatewayncy, self.slow, self.times = 0.0, 0.0, 100.0
+        self.latency, self.slow, self.times = 0.0, 0.0, 100.0
         self.busy = self.broken = self.gateway = self.cut = self.nonsense = 0.0
         self.limit: float | None = None
         self.key: str | None = KEY
@@ -208,7 +208,7 @@ class Chat:
         if said == self.stuck:
             await asyncio.Event().wait()
         slow = self.random.random() < self.slow
-        await asyncio.sleep(self.gatewayncy * (self.times if slow else 1.0))
+        await asyncio.sleep(self.latency * (self.times if slow else 1.0))
         if request is not None:  # not in a batch, or in a form that is looked at elsewhere
             self.answered.update(texts or [said])
         if len(self.bodies) < 100:
