@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import pydoc
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import gristmill as gm
 from gristmill.errors import Interrupted, SinkBusy
 from gristmill.files import heartbeat
 from gristmill.files.contract import Files
@@ -168,3 +171,58 @@ def test_a_lease_that_could_not_be_removed_is_nobody_s(
 
 def _refused(files: Any, path: str) -> None:
     raise PermissionError("403")
+
+
+def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"twice": batch["id"] * 2, "part": batch["id"] % 3}
+
+
+def _counted(rows: pa.RecordBatchReader, folder: str) -> None:
+    Path(folder, "n.txt").write_text(str(sum(batch.num_rows for batch in rows)))
+
+
+LATE = {
+    "joins": ("gristmill.commit.merge.Joining._standing", {"files": 2}),
+    "partitions": ("gristmill.commit.merge.Joining._standing", {"partition_by": ["part"], "files": 1}),
+    "index": ("gristmill.stores.sinkindex.made", {"index": ["id"]}),
+    "settles": ("gristmill.commit.publish._unlisted", {}),
+}
+
+
+@pytest.mark.parametrize("case", LATE)
+def test_a_driver_that_comes_late_removes_nothing_of_what_another_published(
+    case: str, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Suspended (here: held up) where it joins, makes an index or settles, while another run takes its lease, publishes
+    and, where the first one had published, makes an index and reduces: all of that stays.
+    """
+    monkeypatch.setattr(heartbeat, "LOOK", 0.0)
+    name, options = LATE[case]
+    root, files = opened(f"s3://box/late-{case}", server.storage())
+    late: list[str] = []
+
+    def job(**more: Any) -> gm.Job:
+        keyed = {**options, **({"index": ["id"]} if more else {})}
+        sink = gm.sink(root, keep=["id"], storage=server.storage(), **keyed)
+        return gm.Job(pa.table({"id": range(600)}), _doubled, sink, shard_rows=100, workers=0, **more)
+
+    where, _, function = name.rpartition(".")
+    plain = pydoc.locate(name)
+    assert callable(plain)
+
+    def held_up(*given: Any, **named: Any) -> Any:
+        if not late:
+            late.append(name)
+            files.remove(f"{root}/_gristmill/lease.json")
+            job(**({"reduce": _counted} if case == "settles" else {})).run()
+        return plain(*given, **named)
+
+    monkeypatch.setattr(pydoc.locate(where), function, held_up)
+    if case == "settles":
+        job().run()  # it had published before
+    else:
+        with pytest.raises(SinkBusy):
+            job().run()
+    found = gm.verify(root, storage=server.storage())
+    assert found.ok, found.lines
+    assert sorted(gm.read(root, storage=server.storage()).to_table()["id"].to_pylist()) == list(range(600))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.commit.receipt import Part, Receipt
@@ -115,11 +116,11 @@ class Joining:
         """Files that were made before. Others are revoked: their bytes are gone, or a shard was scored again since."""
         of = {f.number: f.of for f in wanted}
         found = receipts.standing(self.generation.joined, self.files)
-        cut = {r.shard for r in receipts.cut(self.files, self.generation.work, found.values())}
+        cut = {r.shard for r in receipts.lost(self.files, self.generation.root, self.generation.work, found.values())}
         # An earlier version did not say what its one file is of.
         held = {n: r for n, r in found.items() if n not in cut and n in of and (dict(r.of) or of[n]) == of[n]}
         for number in found.keys() - held.keys():
-            receipts.void(self.files, self.generation.root, self.generation.joined, found[number])
+            publication.revoke(self.generation, self.generation.joined, found[number])
         return held
 
     def _write(self, file: Joined) -> Receipt:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Indexed, Live, ResultRecord, Success
 from gristmill.commit.generation import Generation, meta
 from gristmill.commit.receipt import Receipt
@@ -238,6 +239,23 @@ def _first(root: str, body: Success, files: Files) -> Publication:
             return Publication(root, body, files)
         standing, version = load(root, number, files), version + 1
     return standing
+
+
+def revoke(generation: Generation, folder: str, receipt: Receipt) -> None:
+    """Revoke a receipt in `folder`, as if it were torn, so that what it is of is made again. Visible names given to its
+    files are removed, but never one that the latest result lists and that is whole: raises SinkBusy then, as whoever
+    revokes it was suspended while another run published.
+    """
+    root, files = generation.root, generation.files
+    same = [p for p in receipt.parts if files.same(join(root, p.publish), join(root, p.work), p.bytes, p.sha256)]
+    shown = latest(root, files)
+    listed = set() if shown is None or not same else {f.name for f in shown.live()}
+    for p in same:
+        if p.publish in listed and files.same(join(root, p.publish), "", p.bytes, p.sha256):
+            raise SinkBusy(f"{root}: another run has published {p.publish} meanwhile: run again to continue from there")
+    for part in same:
+        files.remove(join(root, part.publish))
+    files.write_over(join(folder, receipts.name(receipt.shard, receipt.version)), b"")
 
 
 def _write_table(generation: Generation, live: Sequence[Live]) -> tuple[str, str]:

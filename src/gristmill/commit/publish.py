@@ -106,8 +106,17 @@ def settle(root: str, files: Files) -> None:
     before = publication.load(root, newest.before, files)
     between = [publication.load(root, n, files) for n in range(max(settled, 1), newest.number)]
     _retire(newest, live, before, between)
+    if _superseded(newest):
+        return
     _forget(newest, live, before)
     files.write_over(join(meta(root), SETTLED), Settled(newest.number, newest.generation).dump())
+
+
+def _superseded(newest: Publication) -> bool:
+    """Whether there is a later publication, which settles itself. It is asked after everything that would be removed
+    was found, as a driver may be suspended for hours anywhere: what was found since may be the later one's.
+    """
+    return publication.published(newest.root, newest.files).number != newest.number
 
 
 def _settled(newest: Publication) -> int:
@@ -160,6 +169,10 @@ def _retire(
     files, root, names = newest.files, newest.root, {f.name for f in live}
     read = {f.work for f in _readable(before)}
     gone = {f.name: f for p in between for f in _readable(p) if f.name not in names}
+    missing = any(p is None for p in between)
+    found = {*(_of_lost(newest, names) if missing else ()), *_unlisted(newest, names)} - gone.keys()
+    if _superseded(newest):
+        return
 
     def retire(f: Live) -> None:
         visible = join(root, f.name)
@@ -168,10 +181,8 @@ def _retire(
         files.remove(visible)
 
     _each(files, retire, list(gone.values()))
-    lost = {*_of_lost(newest, names)} if any(p is None for p in between) else set()
-    lost = {*lost, *_unlisted(newest, names)} - gone.keys()
-    _each(files, files.remove, [join(root, name) for name in sorted(lost)])
-    _gone(files, [join(root, name) for name in (*gone, *sorted(lost))])
+    _each(files, files.remove, [join(root, name) for name in sorted(found)])
+    _gone(files, [join(root, name) for name in (*gone, *sorted(found))])
 
 
 def _unlisted(newest: Publication, names: set[str]) -> list[str]:

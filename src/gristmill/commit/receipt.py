@@ -156,15 +156,15 @@ def cut(files: Files, work: str, found: Iterable[Receipt]) -> list[Receipt]:
     return [r for r in found if any(sizes.get(p.work.rpartition("/")[2]) != p.bytes for p in r.parts)]
 
 
-def void(files: Files, root: str, folder: str, receipt: Receipt) -> None:
-    """Revoke a receipt in `folder`, as if it were torn, so that its shard is scored again. Visible names given to its
-    files are removed.
+def lost(files: Files, root: str, work: str, found: Iterable[Receipt]) -> list[Receipt]:
+    """Those of the receipts that `cut` finds whose visible files are not what they say either. A store without links
+    keeps only these, once they are published.
     """
-    for part in receipt.parts:
-        visible = join(root, part.publish)
-        if files.same(visible, join(root, part.work), part.bytes, part.sha256):
-            files.remove(visible)
-    files.write_over(join(folder, name(receipt.shard, receipt.version)), b"")
+    return [
+        r
+        for r in cut(files, work, found)
+        if not all(files.same(join(root, p.publish), "", p.bytes, p.sha256) for p in r.parts)
+    ]
 
 
 def plain(receipt: Receipt) -> dict[str, Any]:

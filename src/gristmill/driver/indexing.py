@@ -55,6 +55,7 @@ def again(at: Opened) -> None:
         return
     generation = next(g for g in generations(at.root, at.files) if g.number == result.generation)
     at.log.say(phase="publishing")
+    at.refuse_late()
     found = _told(sinkindex.made(generation, result.live(), result.generations, about, by, None), at.log)
     at.refuse_late()
     publish.link_parts(at.files, generation, [found.receipt])

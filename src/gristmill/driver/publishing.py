@@ -64,6 +64,7 @@ def published(s: Scored) -> Published:
         _gates(s, counts)
         whole = _whole(s, counts)
         _audited(s, whole)
+    s.refuse_late()
     if s.sink.joins:
         from gristmill.commit.merge import Joining
 
@@ -125,6 +126,7 @@ def _reduced_anew(at: Opened) -> None:
         at.log.note("warning", f"reduce {reducer.name} was not run on the result that is published: {why}")
         return
     rows = [f for f in result.live() if f.role not in ("reduced", "index")]
+    at.refuse_late()
     made = Reduction(own, rows, result.body, reducer, at.log.warn).receipt()
     at.refuse_late()
     publish.link_parts(at.files, own, [made])

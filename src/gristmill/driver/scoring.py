@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from gristmill.commit import gates
+from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
@@ -257,7 +257,7 @@ class Scoring:
                     "find out what does that, and run again"
                 )
             self._voided.add(receipt.shard)
-            receipts.void(at.files, at.root, g.receipts, receipt)
+            publication.revoke(g, g.receipts, receipt)
             del self.receipts[receipt.shard]
 
     def _refuse_unshared(self, committed: Collection[int]) -> None:

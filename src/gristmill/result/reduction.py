@@ -72,7 +72,7 @@ class Reduction:
         of = {OF_ROWS: digest_of_rows(self.live), OF_CODE: self.reducer.code}
         while True:
             found = receipts.standing(folder, files)
-            cut = {r.shard for r in receipts.cut(files, self.generation.work, found.values())}
+            cut = {r.shard for r in receipts.lost(files, self.generation.root, self.generation.work, found.values())}
             for number, receipt in found.items():
                 if dict(receipt.of) == of and number not in cut:
                     return receipt

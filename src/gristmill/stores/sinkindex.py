@@ -105,8 +105,8 @@ def made(
     stem = f"{number:012x}.g{generation.number}"
     folder = generation.indexed
     found = receipts.valid(receipts.listed(folder, files).get(number, []), files)
-    if found is not None and receipts.cut(files, generation.work, [found]):
-        receipts.void(files, generation.root, folder, found)
+    if found is not None and receipts.lost(files, generation.root, generation.work, [found]):
+        publication.revoke(generation, folder, found)
         found = None
     if found is None:
         keys = hashes(generation.root, files, own, ranks, about, by, first)
