@@ -302,6 +302,35 @@ def test_a_result_that_comes_back_while_its_old_rows_go(
     assert shop.seen("scores") == wanted(range(ROWS))
 
 
+@pytest.mark.few(6)
+@pytest.mark.parametrize("mode", ["replace", "upsert"])
+def test_what_was_staged_is_gone_when_it_is_to_be_published(
+    shop: Shop, first: str, nights: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
+) -> None:
+    """Counted, and then dropped by another deliverer while this one was suspended: the old rows stay, and the next
+    delivery brings the new ones.
+    """
+    made = gm.to(shop.address("scores"), mode=mode, key="id")
+    gm.deliver(first, made)
+    shutil.copytree(nights / "out", f"{first}2")
+    new = published(f"{first}2")
+    with closing(deliveries.opened(made)) as store, closing(deliveries.opened(made)) as late:
+        publish = store.publish
+
+        def after_the_other(load: Load) -> None:
+            store.close()
+            late.drop(deliveries.load_of(made, deliveries.Result.of(new)), this=True)
+            late.close()
+            publish(load)
+
+        monkeypatch.setattr(store, "publish", after_the_other)
+        with pytest.raises(gm.RunFailed, match="not there any more|rows were written of"):
+            deliveries.Loading(made, deliveries.Result.of(new), store).finish(new.live())
+    assert shop.seen("scores") == wanted(range(ROWS))
+    assert gm.deliver(f"{first}2", made).rows == ROWS
+    assert shop.seen("scores") == wanted(range(ROWS), 2)
+
+
 @pytest.mark.few(4)
 def test_of_one_key_the_latest_night_counts(shop: Shop, tmp_path: Path) -> None:
     """Also if the night before was not delivered, and for rows that were dead, which are as old as their night."""

@@ -38,6 +38,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
     is_there,
+    refuse_gone,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
@@ -345,6 +346,7 @@ class Tables:
                 if is_there(found, load.mark, self._place.shown):
                     return
                 check_beside(load, before.marks, self._place.shown)
+                refuse_gone(load, self.staged(load).values(), self._place.shown)
                 at, buckets = staged, of = self._begin(load)
                 if not (load.whole or not before.at):
                     at, buckets = self._merged(load, before, staged, of)

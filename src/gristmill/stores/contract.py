@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -277,6 +277,15 @@ class Housed(Protocol):
         when a run begins, and may take long. Raises as `open`.
         """
         ...
+
+
+def refuse_gone(load: Load, staged: Iterable[int], shown: str) -> None:
+    """For `publish`, right before its step: raises RunFailed if the parts that are staged, of so many rows each, are
+    not all that is to be live. They were counted, but a deliverer may be suspended after that, while another one
+    brings the same and drops the staging place, and a store without persistence may lose it.
+    """
+    if sum(staged) != load.mark.rows:
+        raise RunFailed(f"{shown}: what was staged is not there any more: run again")
 
 
 def is_there(found: Mark | None, wanted: Mark, shown: str) -> bool:

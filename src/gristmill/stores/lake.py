@@ -26,7 +26,7 @@ from gristmill.arrow.schemas import plain, wider
 from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.files.disk import LOCAL
 from gristmill.sinks.parquet import worth_a_dictionary
-from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, is_there
+from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, is_there, refuse_gone
 from gristmill.stores.gate import Gate
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
@@ -198,7 +198,8 @@ class Lake:
         folder = os.path.dirname(f"{staging}x")
         LOCAL.make_folder(folder)
         there = {part for file in self._files(staging) for part in file.parts}
-        shares = _shared([part for part in parts if part.id not in there], WRITERS if self._form.joins else len(parts))
+        new = [part for part in parts if part.id not in there]
+        shares = _shared(new, WRITERS) if self._form.joins else [[part] for part in new]
         with ThreadPoolExecutor(WRITERS) as writers:
             list(writers.map(lambda share: self._stage(now, staging, schema, share), shares))
         LOCAL.sync_folder(folder)
@@ -239,8 +240,7 @@ class Lake:
                 others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
                 files = self._files(staging := self._staging(now, load))
                 self._sweep(staging)
-                if sum(file.rows for file in files) != load.mark.rows:
-                    raise RunFailed(f"{self._place.shown}: what was staged is not there any more: run again")
+                refuse_gone(load, (file.rows for file in files), self._place.shown)
                 if self._form.commit(now, load, self._columns(now, load), files, (load.mark, *others)):
                     return
         raise StoreUnavailable(

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import check_beside, slices
 
@@ -132,6 +132,7 @@ class OneFile:
             self._gate.release()
 
     def _replace(self, load: Load) -> None:
+        refuse_gone(load, self.staged(load).values(), self._place.shown)
         folder = self._place_of(load.stage)
         os.makedirs(folder, exist_ok=True)
         made = os.path.join(folder, "new")

@@ -43,6 +43,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
     is_there,
+    refuse_gone,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
@@ -325,6 +326,7 @@ class Collections:
         found = next((mark for mark in there if mark.sink == load.mark.sink), None)
         if is_there(found, load.mark, self._place.shown):
             return
+        refuse_gone(load, self.staged(load).values(), self._place.shown)
         staged = self._begin(load)[0]
         at = staged if load.whole or before is None else self._merged(load, staged, before)
         others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]

@@ -38,6 +38,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
     is_there,
+    refuse_gone,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
@@ -247,6 +248,7 @@ class Server:
                 if is_there(found, load.mark, self._place.shown):
                     return
                 check_beside(load, there, self._place.shown)
+                refuse_gone(load, self.staged(load).values(), self._place.shown)
                 place, buckets = self._begin(load)
                 at = self._at(place)
                 if not (load.whole or before is None):

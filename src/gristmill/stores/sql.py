@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone
 from gristmill.stores.packing import alike
 
 if TYPE_CHECKING:
@@ -243,6 +243,8 @@ class Tables:
         with self._db.session(write=True) as session:
             self._db.alone(session)
             if not self._is_there(session, load):
+                parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
+                refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
                 self._apply(session, load)
                 self._note(session, load)
 
