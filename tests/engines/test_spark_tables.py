@@ -97,6 +97,13 @@ def test_files_that_others_added_are_read(spark: Any, shop: str, tmp_path: Path)
             assert gm.read(sink.uri).count_rows() == 10 * (night + 1)
 
 
+def test_parts_of_unequal_sizes(spark: Any, shop: str) -> None:
+    """A first part of few rows, as a filter leaves it, beside full ones: each is a file of the table."""
+    few = [gm.filter("id >= 95")]
+    job("spark://shop.sold", "spark://shop.scored", doubled, steps=few, shard_rows=100).run()
+    assert sorted(r.id for r in spark.table("shop.scored").collect()) == list(range(95, 300))
+
+
 def test_replaced_in_one_step(spark: Any, shop: str) -> None:
     """A new result takes the place of the old one, whose files stay for the queries that are reading them."""
     job("spark://shop.sold", "spark://shop.scored", gm.model(doubled)).run()
