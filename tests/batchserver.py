@@ -43,7 +43,8 @@ class Batches(Chat):
     there (`lost`), and so many lists (`unlisted`). Requests with a text have an error of the server's own in the first
     batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
     (`drips`), or by a flood (`floods`). Batches that are over have this `word` as their status, and all should have
-    been over for so many seconds (`past`). The files of the batches `removed` are no longer there.
+    been over for so many seconds (`past`). The files of the batches `removed` are no longer there,
+    nor are files of such names.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -94,7 +95,8 @@ class Batches(Chat):
         if call == "GET batches" and self.unlisted:
             self.unlisted -= 1
             return web.json_response({"error": {"message": "Invalid URL"}}, status=404)
-        if call == "GET content" and request.match_info["id"].rpartition("-")[2] in self.removed:
+        name = request.match_info.get("id", "")
+        if call == "GET content" and {name, name.rpartition("-")[2]} & set(self.removed):
             return web.json_response({"error": {"message": "No such File object"}}, status=404)
         if call == "GET content" and self.lost:
             self.lost -= 1

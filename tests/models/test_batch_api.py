@@ -488,6 +488,33 @@ def test_results_that_are_not_there_yet_are_not_paid_again(
 
 
 @pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("ended", ["expire", "cancel"])
+def test_a_cut_file_of_a_batch_that_was_ended_is_not_taken_for_whole(
+    server: BatchServer, tmp_path: Path, provider: str, ended: str
+) -> None:
+    """Lines of requests that were not done stand for no answer: the answers are waited for, and not paid again."""
+    server.set(takes=0.1, cut_files=1, **{ended: 1})
+    if ended == "cancel":
+        with pytest.raises(RunFailed, match="was cancelled at the provider, with 20 requests unanswered"):
+            asked(table(41), tmp_path / "out", provider, workers=1)
+    assert asked(table(41), tmp_path / "out", provider, workers=1).rows_ok == 41
+    told = server.told()
+    assert told["batches"] == [40, 20] and set(told["computed"].values()) == {1}
+
+
+@pytest.mark.few(1)
+def test_answers_that_are_gone_from_a_batch_that_expired_stop_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """The file of what was not done is there: as many lines, and none of them an answer."""
+    server.set(takes=0.1, expire=1, removed=["out-batch_0"])
+    with pytest.raises(RunFailed, match=r"batch_0 is over, and the provider gives 0 of the 20 results .* no longer th"):
+        asked(table(41), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0, workers=1)
+    server.set(removed=[])
+    assert asked(table(41), tmp_path / "out", "openai", workers=1).rows_ok == 41
+    assert set(server.told()["computed"].values()) == {1}
+
+
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fault", ["late", "cut_files"])
 def test_results_that_do_not_come_end_the_run(server: BatchServer, tmp_path: Path, fault: str) -> None:
     """After batch_timeout; the next run looks again, and no request is in another batch."""

@@ -533,14 +533,12 @@ class Bulk:
         desk, begun, wait = self._provided.desk, 0.0, POLL
         while True:
             state = await self._ended(batch)
-            (read, gone), answered = await self._read(batch, state), state.answered
-            if gone and batch.gone:  # still, as an earlier run has told
-                break
-            if read >= (len(batch.digests) if answered is None else min(answered, len(batch.digests))):
+            told = len(batch.digests) if state.answered is None else min(state.answered, len(batch.digests))
+            read, gone = await self._read(batch, state, told)
+            if (gone and batch.gone) or read >= told:  # still, as an earlier run has told
                 break
             begun = begun or time.monotonic()
             if time.monotonic() - begun + wait > max(desk.limit, desk.timeout):
-                told = len(batch.digests) if answered is None else answered
                 what = (
                     f"batch {batch.id} is over, and the provider gives {read:,} of the {told:,} results that there are"
                 )
@@ -558,12 +556,12 @@ class Bulk:
                 request.why = request.why or "nothing was said of it"
         return state
 
-    async def _read(self, batch: Batch, state: State) -> tuple[int, str]:
-        """Keep what the files of a batch have. Returns of how many requests they tell; a line that cannot be read is
-        told of one, but not if none can, nor at the end of a file, which may be cut there. And in which words the
-        provider says that some are gone, if it does.
+    async def _read(self, batch: Batch, state: State, answered: int) -> tuple[int, str]:
+        """Keep what the files of a batch have. Returns how many of the results that are `answered` they have; a line
+        that cannot be read is one, unless it may be of a request that was not done, and there is no line of that; but
+        not if none can be read, nor at the end of a file, which may be cut there. And why some are gone, if they are.
         """
-        told, unreadable, number, gone = set[int](), 0, 0, state.gone
+        told, undone, unreadable, number, gone = set[int](), set[int](), 0, 0, state.gone
         for path in state.files:
             with tempfile.TemporaryFile() as file:
                 try:
@@ -576,15 +574,23 @@ class Bulk:
                     number += 1
                     if number % TURN == 0:
                         await asyncio.sleep(0)
-                    place = self._line(batch, line)
-                    if place is None:
+                    found = self._line(batch, line)
+                    if found is None:
                         unreadable += bool(line.strip()) and line.endswith(b"\n")
                     else:
-                        told.add(place)
-        return len(told) + unreadable if told else 0, gone
+                        (told if state.counts(found[1]) else undone).add(found[0])
+        if not (told or undone):
+            return 0, gone
+        hidden = max(0, len(batch.digests) - answered - len(undone))  # which the unreadable ones may be
+        read = len(told) + max(0, unreadable - hidden)
+        if unreadable and read < answered:
+            gone = gone or f"{unreadable:,} lines cannot be read"
+        return read, gone
 
-    def _line(self, batch: Batch, line: bytes) -> int | None:
-        """Keep what a line says. Returns the place of the request that it is about; None if that cannot be read."""
+    def _line(self, batch: Batch, line: bytes) -> tuple[int, Result] | None:
+        """Keep what a line says. Returns it, and the place of the request that it is about; None if that cannot be
+        read.
+        """
         if (result := self._provided.api.result(line)) is None:
             return None
         name, _, digits = result.custom_id.rpartition("-")
@@ -594,7 +600,7 @@ class Bulk:
         ask = batch.asks.get(place)
         if ask is not None and place not in batch.found and self._kept(batch, ask, result):
             batch.found.add(place)
-        return place
+        return place, result
 
     def _kept(self, batch: Batch, request: Request, result: Result) -> bool:
         """Whether a result is the end of a request."""

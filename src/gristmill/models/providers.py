@@ -10,7 +10,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
@@ -27,9 +27,24 @@ Lines = Iterable[tuple[str, bytes]]  # custom_id and the body of a request, as J
 
 
 @dataclass(frozen=True)
+class Result:
+    """What a batch gave for one request: its reply with 200, or what is wrong; `status` is None if it was not done."""
+
+    custom_id: str
+    status: int | None
+    reply: Any
+    why: str = ""
+    code: str = ""
+
+
+def _every(result: Result) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
 class State:
     """A batch at its provider. `over`: it changes no more, and its files have a line for each of as many requests as
-    are `answered` (None: for all of them). `failed` says why nothing of it was done, and `full` that this is because
+    are `answered` (None: for all of them), which is one that `counts` as such. `failed` says why nothing of it was done, and `full` that this is because
     too much is under way; `cancelled`: somebody has ended it. `until` it should be over, in seconds of the epoch.
     `gone` says why results are no longer kept, if that is told.
     """
@@ -44,17 +59,7 @@ class State:
     cancelled: bool = False
     until: float | None = None
     gone: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a batch gave for one request: its reply with 200, or what is wrong; `status` is None if it was not done."""
-
-    custom_id: str
-    status: int | None
-    reply: Any
-    why: str = ""
-    code: str = ""
+    counts: Callable[[Result], bool] = _every
 
 
 class BatchAPI(Protocol):
@@ -160,7 +165,12 @@ class OpenAI:
             any(e.get("code") == "token_limit_exceeded" for e in found),
             cancelled,
             _until(told),
+            counts=_every if status == "completed" else self._completed,
         )
+
+    def _completed(self, result: Result) -> bool:
+        """Whether it is one of those that are completed: what was not begun has an error, as what failed."""
+        return result.status == 200 or (result.status is None and not result.why)
 
     def result(self, line: bytes) -> Result | None:
         """See BatchAPI."""
@@ -245,7 +255,13 @@ class Anthropic:
         answered = counts.get("succeeded", 0) + counts.get("errored", 0) if total else None
         done = total - counts.get("processing", 0)
         gone = f"archived at {told['archived_at']}" if told.get("archived_at") and not files else ""
-        return State(over, done, total, files, answered, cancelled=cancelled, until=_until(told), gone=gone)
+        return State(
+            over, done, total, files, answered, cancelled=cancelled, until=_until(told), gone=gone,
+            counts=self._answered if total else _every,
+        )  # fmt: skip
+
+    def _answered(self, result: Result) -> bool:
+        return result.status is not None or result.why not in ("canceled", "expired")
 
     def result(self, line: bytes) -> Result | None:
         """See BatchAPI."""
