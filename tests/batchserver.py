@@ -44,11 +44,12 @@ class Batches(Chat):
     batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
     (`drips`), or by a flood (`floods`). Batches that are over have this `word` as their status, and all should have
     been over for so many seconds (`past`). The files of the batches `removed` are no longer there,
-    nor are files of such names.
+    nor are files of such names. Batches after the first are not over while that is set (`waits`).
     """
 
     def __init__(self, **options: Any) -> None:
         self.takes, self.later, self.gone, self.flaky = 0.5, 0.0, 0.0, 0.0
+        self.waits = False
         self.expire = self.cancel = self.lose = self.unheard = 0
         self.fails = ""
         self.holds: int | None = None
@@ -134,6 +135,8 @@ class Batches(Chat):
             batch.update(status="failed", why="token_limit_exceeded")
             return
         await asyncio.sleep(self.takes / 2)
+        while self.waits and batch["number"] > 1:
+            await asyncio.sleep(0.05)
         requests, status = batch["requests"], "ended"
         if self.expire or self.cancel:
             status = "expired" if self.expire else "cancelled"

@@ -180,6 +180,39 @@ def test_killed_at_every_point(server: BatchServer, tmp_path: Path, provider: st
         assert sorted(server.told()["batches"][seen:]) == [59, 60, 60], (call, after)
 
 
+@pytest.mark.parametrize("worker", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_manner_of_a_batch_under_way_is_kept(server: BatchServer, tmp_path: Path, worker: bool) -> None:
+    """At an endpoint that wants requests in another form than they have at first: whoever goes on after a kill asks
+    for none alone that is in the batch.
+    """
+    server.set(takes=0.2, waits=True, newer=True)
+    pq.write_table(table(60), tmp_path / "rows.parquet")
+    command = typed("openai", "--set", "running.shard_rows=30", "--workers", "1", "--progress", "off")
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+
+    def half() -> bool:
+        receipts = (tmp_path / "out").glob("_gristmill/g*/receipts/*")
+        return len(server.told()["batches"]) == 2 and any(not path.name.endswith("tmp") for path in receipts)
+
+    until(half, run)
+    before = server.told()
+    assert before["statuses_of"] == ["ended", "going"]
+    children = psutil.Process(run.pid).children(recursive=True)
+    for process in children if worker else [*children, psutil.Process(run.pid)]:
+        process.kill()
+    if not worker:
+        run.communicate()
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    looks = before["asked"]["GET batch"]
+    until(lambda: server.told()["asked"]["GET batch"] > looks + 1, run)
+    server.set(waits=False)
+    _, said = run.communicate(timeout=100)
+    assert run.returncode == 0, said
+    assert answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(60)}
+    told = server.told()
+    assert told["batches"] == before["batches"] and told["answered"] == before["answered"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_stopped_while_it_waits(server: BatchServer, tmp_path: Path, provider: str) -> None:
@@ -485,6 +518,12 @@ def test_results_that_are_not_there_yet_are_not_paid_again(
     assert asked(table(30), tmp_path / "out", provider).rows_ok == 30
     assert server.told()["batches"] == [29]
     once(server.told())
+
+
+def test_a_row_that_is_asked_alone_may_take_its_time(server: BatchServer, tmp_path: Path) -> None:
+    """Longer than one look at it, whose end has another name before Python 3.11."""
+    server.set(takes=0.1, latency=1.2)
+    assert asked(table(3), tmp_path / "out", "openai", workers=1).rows_ok == 3
 
 
 @pytest.mark.few(1)

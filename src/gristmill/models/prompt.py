@@ -24,6 +24,7 @@ from gristmill.models.apis import FORMS, Nothing, Reply, Sampling
 from gristmill.models.askers import LoadedAsker, loaded
 from gristmill.models.asking import LETTERS, asks, estimated, reached
 from gristmill.models.bill import Answer, Bill
+from gristmill.models.bulk import UnderWay
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
@@ -417,6 +418,9 @@ class Asker:
                 if less is None:  # it is the row that is refused
                     raise
                 manner = less
+            except UnderWay:  # batches are made in a manner that was found
+                self._manner = manner
+                raise
             else:
                 self._manner, self._understood = manner, True
                 return reply
