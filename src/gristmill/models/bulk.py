@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -160,7 +161,7 @@ class Bulk:
         while True:
             try:
                 return future.result(0.5)
-            except (TimeoutError, asyncio.TimeoutError):
+            except futures.TimeoutError:  # before Python 3.11 no other is this one
                 if self._closed or future.done():
                     raise
 

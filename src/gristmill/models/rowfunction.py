@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any
 
@@ -225,7 +226,8 @@ class LoadedRows(LoadedFunction):
 
     def _lasts(self, error: BaseException) -> bool:
         """Whether a row would fail so again: not what memory, disks and networks have for a while."""
-        passing = (GristmillError, Unasked, MemoryError, OSError, TimeoutError, asyncio.TimeoutError)
+        late = (TimeoutError, asyncio.TimeoutError, futures.TimeoutError)  # three before Python 3.11
+        passing = (GristmillError, Unasked, MemoryError, OSError, *late)
         return not isinstance(error, passing)
 
     def _first_answers(self) -> FirstAnswers | None:
