@@ -206,3 +206,66 @@ def test_a_column_of_two_types_in_one_table(shop: Shop, tmp_path: Path) -> None:
         job.run()
     with gm.lookup(address) as lookup:
         assert [row and row["night"] for row in lookup.get_many([1, 3])] == ["a", None]
+
+
+# Keys that an earlier delivery brought, and one of a later delivery whose type is narrower.
+NARROWED: dict[str, tuple[pa.Array, pa.Array]] = {
+    "whole": (pa.array([1, 2**40], pa.int64()), pa.array([2], pa.int32())),
+    "stamps": (pa.array([1, 2_000_000], pa.timestamp("us")), pa.array([3], pa.timestamp("s"))),
+    "bytes": (pa.array([b"abcdef", b"x"], pa.binary()), pa.array([b"ab"], pa.binary(2))),
+}
+
+
+@pytest.mark.parametrize("kind", NARROWED)
+@pytest.mark.parametrize("restart", [False, True], ids=["beside", "again"])
+def test_a_later_delivery_with_a_narrower_type(shop: Shop, kind: str, restart: bool, tmp_path: Path) -> None:
+    """Rows of an earlier one, of the same sink or another, are found by their keys: values, texts and mappings."""
+    address, made = shop.address(f"n_{kind}_{int(restart)}"), []
+    for n, column in enumerate(NARROWED[kind]):
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(pa.table({"k": column}), tmp_path / "in" / "1.parquet")
+        sink = gm.sink(str(tmp_path / f"out{0 if restart else n}"), keep=["k"])
+        to = gm.to(address, mode="upsert", key="k", **shop.odd)
+        job = gm.Job(str(tmp_path / "in"), gm.model(same, batch_format="arrow"), sink, workers=0, deliver=[to])
+        try:
+            job.run(restart=bool(n and restart))
+        except gm.BadJob as e:
+            assert "column 'k'" in str(e)  # and the rows that are there stay
+            break
+        made += column.to_pylist()
+    with gm.lookup(address, key="k") as lookup:
+        asked = [*made, {"k": made[0]}, *([str(key) for key in made] if kind == "whole" else [])]
+        assert [row and row["k"] for row in lookup.get_many(asked)] == [*made, made[0], *made][: len(asked)]
+        assert [lookup.get(key) is not None for key in asked] == [True] * len(asked)
+
+
+# A value that an earlier delivery brought, and one of a later delivery whose type does not hold it.
+ROUNDED: dict[str, tuple[pa.Array, pa.Array]] = {
+    "float": (pa.array([0.1]), pa.array([0.5], pa.float32())),
+    "whole": (pa.array([2**40]), pa.array([1], pa.int32())),
+    "fraction": (pa.array([0.5]), pa.array([1], pa.int32())),
+    "stamp": (pa.array([5], pa.timestamp("us")), pa.array([1], pa.timestamp("ms"))),
+    "zoned": (pa.array([5], pa.timestamp("us", "UTC")), pa.array([1], pa.timestamp("s", "Europe/Berlin"))),
+    "floats": (pa.array([[0.1]]), pa.array([[0.5]], pa.list_(pa.float32()))),
+    "bytes": (pa.array([b"abcdef"]), pa.array([b"ab"], pa.binary(2))),
+    "nothing": (pa.array(["a"]), pa.nulls(1)),
+}
+
+
+@pytest.mark.parametrize("kind", ROUNDED)
+def test_a_later_delivery_whose_type_would_round(shop: Shop, kind: str, tmp_path: Path) -> None:
+    """It is refused, or values of the earlier one are given back as they were."""
+    address = shop.address(f"r_{kind}")
+    for n, column in enumerate(ROUNDED[kind]):
+        (tmp_path / f"in{n}").mkdir()
+        pq.write_table(pa.table({"k": [n], "x": column}), tmp_path / f"in{n}" / "1.parquet")
+        sink = gm.sink(str(tmp_path / f"out{n}"), keep=["k", "x"])
+        to = gm.to(address, mode="upsert", key="k", **shop.odd)
+        model = gm.model(same, batch_format="arrow")
+        try:
+            gm.Job(str(tmp_path / f"in{n}"), model, sink, workers=0, deliver=[to]).run()
+        except gm.BadJob as e:
+            assert n and "column 'x'" in str(e)
+    with gm.lookup(address, key="k") as lookup:
+        found = lookup.get(0)
+    assert found is not None and found["x"] == ROUNDED[kind][0][0].as_py()

@@ -44,15 +44,18 @@ def bare(kind: pa.DataType) -> pa.DataType:
     return plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
 
 
-def exact(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str) -> dict[str, pa.Array]:
-    """For each key column the values of all keys, of its bare type; null where no row can have that key. Raises BadKey
-    for a key that is none.
+def exact(
+    keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str, texts: Mapping[str, pa.DataType] | None = None
+) -> dict[str, pa.Array]:
+    """For each key column the values of all keys, of its bare type; null where no row can have that key. `texts`: the
+    narrower types of floats by which texts are read. Raises BadKey for a key that is none.
     """
     names = list(columns)
     given = [_in_order(key, names, shown) for key in keys]
     made = {}
     for place, (name, kind) in enumerate(columns.items()):
-        made[name] = _column([key[place] for key in given], name, kind, shown)
+        told = (texts or {}).get(name, kind)
+        made[name] = _column([key[place] for key in given], name, kind, told, shown)
     return made
 
 
@@ -75,7 +78,7 @@ def _counted(names: list[str]) -> str:
     return f"{len(names)} column{'s' if len(names) > 1 else ''}: {', '.join(names)}"
 
 
-def _column(values: list[Any], name: str, kind: pa.DataType, shown: str) -> pa.Array:
+def _column(values: list[Any], name: str, kind: pa.DataType, told: pa.DataType, shown: str) -> pa.Array:
     types, held = set(map(type, values)), bare(kind)
     if (types == {int} and pa.types.is_integer(held)) or (types == {str} and pa.types.is_string(held)):
         try:  # what most keys are, at once
@@ -84,7 +87,8 @@ def _column(values: list[Any], name: str, kind: pa.DataType, shown: str) -> pa.A
             pass  # one of them is the key of no row
     fit = _uuid if isinstance(kind, pa.UuidType) else _fitting(held)
     try:
-        found = [_fitted(value, fit) for value in values]
+        read = _fitting(bare(told)) if pa.types.is_floating(held) else fit
+        found = [_fitted(value, read if isinstance(value, str) else fit) for value in values]
     except _Other as e:
         raise BadKey(f"{shown}: column {name!r} is {kind}, and a key is not: {e}") from None
     if pa.types.is_temporal(held):

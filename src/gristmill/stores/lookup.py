@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.casts import Lossy, lossless
+from gristmill.arrow.schemas import wider
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, did_you_mean
 from gristmill.job.delivery import STORES, Delivery, place_of
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # What to do about keys of several rows in a table.
 OF_TABLE = "deliver with mode='upsert', which keeps the latest row of each key, or query the table"
+_UNITS = ["s", "ms", "us", "ns"]
 SCANNED = 16_384  # rows that are held in memory together when all are looked at
 
 
@@ -40,13 +42,21 @@ def keyed(shown: str, key: Sequence[str], types: Mapping[str, pa.DataType]) -> d
     return {name: types[name] for name in key}
 
 
-def asked(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str, mark: Mark | None = None) -> pa.Table:
+def asked(
+    keys: Sequence[Key],
+    columns: Mapping[str, pa.DataType],
+    shown: str,
+    mark: Mark | None = None,
+    texts: Mapping[str, pa.DataType] | None = None,
+) -> pa.Table:
     """The keys as a table of the key columns, one row each, of the bare types of these; a key that no row can have is
-    null in all of them. Its values are those of the types that were delivered, where `mark` tells. Raises BadKey.
+    null in all of them. Its values are those of the types that were delivered, where `mark` tells, or of the columns
+    where these are wider: an earlier delivery may have brought what the latest type does not hold. Raises BadKey.
+    `texts`: see `keys.exact`.
     """
     schema = decode_schema(mark.schema) if mark is not None else pa.schema([])
-    own = {n: schema.field(n).type if n in schema.names else kind for n, kind in columns.items()}
-    made = {n: _held(column, bare(columns[n])) for n, column in exact(keys, own, shown).items()}
+    own = {n: covering(schema.field(n).type, kind) if n in schema.names else kind for n, kind in columns.items()}
+    made = {n: _held(column, bare(columns[n])) for n, column in exact(keys, own, shown, texts).items()}
     there = functools.reduce(pc.and_, (pc.is_valid(column) for column in made.values()))
     if not pc.all(there, min_count=0).as_py():
         made = {n: pc.if_else(there, column, pa.scalar(None, column.type)) for n, column in made.items()}
@@ -68,6 +78,44 @@ def _held_or_null(one: pa.Array, kind: pa.DataType) -> pa.Array:
         return one.cast(kind)
     except pa.ArrowException:
         return pa.nulls(1, kind)
+
+
+def covering(kind: pa.DataType, column: pa.DataType) -> pa.DataType:
+    """The type of keys for rows that were delivered as `kind`, in a column that may have others, too, as `column` holds
+    them: the finer or wider of both.
+    """
+    t, own, there = pa.types, bare(kind), bare(column)
+    if own == there or isinstance(kind, pa.BaseExtensionType):
+        return kind
+    if t.is_timestamp(own) and t.is_timestamp(there) and (own.tz is None) == (there.tz is None):
+        return pa.timestamp(_finer(own, there), own.tz)
+    if t.is_duration(own) and t.is_duration(there):
+        return pa.duration(_finer(own, there))
+    if t.is_time(own) and t.is_time(there):
+        return max(own, there, key=lambda k: _UNITS.index(k.unit))
+    if (t.is_integer(own) or t.is_decimal(own)) and t.is_decimal(there):
+        return wider(own, there) or there
+    if t.is_fixed_size_binary(own) and (t.is_binary(there) or t.is_large_binary(there)):
+        return there
+    return wider(own, there) or kind
+
+
+def widest(kind: pa.DataType) -> pa.DataType:
+    """The widest type whose values are stored as those of `kind` are, where only what was delivered tells the type of a
+    column: an earlier delivery may have brought what the latest type does not hold.
+    """
+    t, own = pa.types, bare(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        return kind
+    if t.is_integer(own):
+        return own if t.is_uint64(own) else pa.int64()
+    if t.is_floating(own):
+        return pa.float64()
+    return pa.binary() if t.is_fixed_size_binary(own) else own
+
+
+def _finer(one: pa.DataType, other: pa.DataType) -> str:
+    return _UNITS[max(_UNITS.index(one.unit), _UNITS.index(other.unit))]
 
 
 def matching(keys: pa.Table, schema: pa.Schema) -> pc.Expression:
@@ -94,13 +142,12 @@ def restored(
     found: pa.Table, keys: pa.Table, mark: Mark | None, shown: str, way_out: str = OF_TABLE
 ) -> list[Row | None]:
     """For each key the row found for it, in the types that were delivered. Raises BadSource if there are two."""
+    names = keys.column_names
+    wanted = [_told_apart(keys.column(name)) for name in names]
+    own = [_bare(found.column(name)).cast(keys.column(name).type) for name in names]  # keys are as the store holds them
+    there = list(zip(*map(_told_apart, own), strict=True))
     if mark is not None:
         found = delivered(found, mark)
-    names = keys.column_names
-    own = [_bare(found.column(name)) for name in names]
-    cast = [keys.column(name).cast(column.type) for name, column in zip(names, own, strict=True)]
-    wanted = [_told_apart(column) for column in cast]
-    there = list(zip(*map(_told_apart, own), strict=True))
     return by_key(found.to_pylist(), names, list(zip(*wanted, strict=True)), shown, there, way_out)
 
 
@@ -152,14 +199,15 @@ def delivered(found: pa.Table, mark: Mark) -> pa.Table:
     for name in found.column_names:
         column = found.column(name)
         kind = schema.field(name).type if name in schema.names else column.type
-        columns[name] = column if column.type == kind else _cast(column, kind)
+        columns[name] = column if column.type == kind else as_delivered(column, kind)
     return pa.table(columns)
 
 
-def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def as_delivered(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The values of a column as `kind`, or as they are if it does not hold all of them without loss."""
     try:
         return lossless(column, kind)
-    except Lossy:  # others have written here, too
+    except Lossy:  # others have written here, too, or an earlier delivery had a wider type
         return column
     except pa.ArrowException:
         return pa.chunked_array([pa.array(column.to_pylist(), kind)])

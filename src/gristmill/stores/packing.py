@@ -24,7 +24,8 @@ from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
 from gristmill.stores.contract import Key, Load, Mark
-from gristmill.stores.lookup import asked
+from gristmill.stores.keys import bare
+from gristmill.stores.lookup import asked, widest
 
 SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 GB, and what is packed is larger
 
@@ -56,9 +57,10 @@ def check_packed(schema: pa.Schema, key: Sequence[str], shown: str) -> None:
             raise BadJob(f"{shown}: key column {field.name!r} is {field.type}: give columns of texts or whole numbers")
 
 
-def check_beside(load: Load, marks: Iterable[Mark], shown: str) -> None:
+def check_beside(load: Load, marks: Iterable[Mark], shown: str, *, texts: bool = False) -> None:
     """Raises BadJob for rows that are to be beside those of the marks (whose sinks may be others), but are found by
-    another key, or have other columns: all rows of such a store are read by one schema.
+    another key, or have other columns: all rows of such a store are read by one schema. `texts`: numbers are held as
+    JSON, which has 0.1 for that of either width.
     """
     for mark in () if load.whole else marks:
         if mark.key != load.key:
@@ -76,6 +78,7 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str) -> None:
                     "(evolve=True)"
                 )
             exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
+            exactly |= texts and pa.types.is_floating(plain(field.type))
             if kind is not None and (kind != field.type if exactly else not alike(kind, field.type)):
                 raise BadJob(
                     f"{shown}: column {field.name!r} is {kind} there, and {field.type} in the result: cast the values "
@@ -138,9 +141,24 @@ def key_bytes(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: st
     """Keys as `packed_keys` has them; None for one that no row can have. Raises BadKey for a key that is none."""
     if len(columns) == 1 and (quick := _quick_bytes(keys, next(iter(columns.values())))) is not None:
         return quick
+    found = [_asked_bytes(keys, kinds, shown) for kinds in _as_any(columns)]
+    return list(pc.coalesce(*found).to_pylist())
+
+
+def _asked_bytes(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str) -> pa.Array:
     table = asked(keys, columns, shown)
     found = packed_keys([column.combine_chunks() for column in table.columns])
-    return list(pc.if_else(table.column(0).is_valid(), found, pa.scalar(None, pa.binary())).to_pylist())
+    return pc.if_else(table.column(0).combine_chunks().is_valid(), found, pa.scalar(None, pa.binary()))
+
+
+def _as_any(columns: Mapping[str, pa.DataType]) -> list[dict[str, pa.DataType]]:
+    """The types of a key that any row beside may have, whatever was delivered last: where it is one column, numbers of
+    every width and bytes of every length are packed alike; several columns have one type each (`check_beside`).
+    """
+    if len(columns) > 1:
+        return [dict(columns)]
+    ((name, kind),) = columns.items()
+    return [{name: k} for k in ((pa.int64(), pa.uint64()) if pa.types.is_integer(bare(kind)) else (widest(kind),))]
 
 
 def _quick_bytes(keys: Sequence[Any], kind: pa.DataType) -> list[bytes | None] | None:

@@ -35,7 +35,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
 )
-from gristmill.stores.lookup import asked, by_key, keyed
+from gristmill.stores.lookup import as_delivered, asked, by_key, covering, keyed
 from gristmill.stores.pgcopy import copied
 from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
 from gristmill.stores.vectors import metric_of, searched
@@ -381,6 +381,8 @@ _PLAIN = {
     "double precision": pa.float64(), "date": pa.date32(), "bytea": pa.binary(),
     "timestamp without time zone": pa.timestamp("us"), "timestamp with time zone": pa.timestamp("us", "UTC"),
 }  # fmt: skip
+# The types of values in columns that were delivered.
+_HELD = {**_PLAIN, "time without time zone": pa.time64("us"), "interval": pa.duration("us")}
 
 
 @dataclass(frozen=True)
@@ -396,6 +398,15 @@ class There:
         """The type that a column was delivered with; None for one of others."""
         return self.schema.field(name).type if name in self.schema.names else None
 
+    def key_type(self, name: str) -> pa.DataType:
+        """The type by which keys of a column are read."""
+        kind, column = self.kind(name), self.columns[name]
+        if kind is None:
+            return _PLAIN.get(column, pa.string())
+        held = pa.decimal128(38, 0) if pa.types.is_integer(plain(kind)) and _base(column) == "numeric" else None
+        held = _HELD.get(column, held)
+        return kind if held is None else covering(kind, held)
+
     @property
     def listed(self) -> str:
         """The columns in SQL, of the table `t`, as they are read."""
@@ -403,7 +414,10 @@ class There:
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Rows of these columns, as they were delivered."""
-        made = {n: _restored([row[i] for row in found], self.kind(n)) for i, n in enumerate(self.columns)}
+        made = {
+            name: _restored([row[i] for row in found], self.kind(name), column)
+            for i, (name, column) in enumerate(self.columns.items())
+        }
         return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
 
@@ -454,7 +468,7 @@ class ServerReader:
 
     def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         there, shown = self._there(session), self._place.shown
-        kinds = {n: there.kind(n) or _PLAIN.get(kind, pa.string()) for n, kind in there.columns.items()}
+        kinds = {n: there.key_type(n) for n in there.columns}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown)
         if not keys:
@@ -508,13 +522,25 @@ def _read_as(kind: str) -> str:
     return "::text" if kind in ("json", "jsonb") else ""
 
 
-def _restored(values: list[Any], kind: pa.DataType | None) -> list[Any]:
-    """Postgres's values as they were delivered."""
+def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[Any]:
+    """Postgres's values as they were delivered; as the column has them, if `kind` does not hold them without loss."""
     if kind is None:
         return values
     bare, t = plain(kind), pa.types
     if t.is_nested(bare) and any(isinstance(v, str) for v in values):
         return list(from_json(pa.array(values, pa.string()), bare).to_pylist())
-    if t.is_integer(bare):
-        return [None if v is None else int(v) for v in values]
-    return list(pa.array(values, bare).to_pylist())
+    if t.is_integer(bare) and _base(column) == "numeric":
+        return [int(v) if v is not None and v == v.to_integral_value() else v for v in values]
+    if (held := _values_of(column)) is None:
+        return values if t.is_null(bare) else list(pa.array(values, bare).to_pylist())
+    return list(as_delivered(pa.chunked_array([pa.array(values, held)]), bare).to_pylist())
+
+
+def _values_of(column: str) -> pa.DataType | None:
+    """The type that holds all values of a column as they are read; None where these tell it themselves."""
+    if _base(column) == "vector":
+        return pa.list_(pa.float32())
+    if column.endswith("[]"):
+        inner = _HELD.get(column.removesuffix("[]"))
+        return None if inner is None else pa.list_(inner)
+    return _HELD.get(column)

@@ -215,7 +215,7 @@ class Collections:
             )
         there = None if load.whole else _target(self._client, load.target)
         if there is not None:
-            check_beside(load, _marks(_about(self._client, there), shown), shown)
+            check_beside(load, _marks(_about(self._client, there), shown), shown, texts=True)
             found = self._client.call("get_collection", there).config.params.vectors
             own = {name: (vector.size, vector.distance.value) for name, vector in found.items()}
             if own != {about.column: (about.width, _METRICS[about.metric])}:
@@ -530,8 +530,10 @@ def _restored(value: Any, kind: pa.DataType) -> Any:
     if value is None:
         return None
     t = pa.types
-    if t.is_string(kind) or t.is_large_string(kind) or t.is_integer(kind) or t.is_boolean(kind):
+    if any(f(kind) for f in (t.is_string, t.is_large_string, t.is_integer, t.is_boolean, t.is_null)):
         return value
+    if t.is_fixed_size_binary(kind):
+        kind = pa.binary()  # of any length, as an earlier delivery may have had them
     if t.is_decimal(kind):
         return pa.array([value], pa.string()).cast(kind)[0].as_py()
     return from_json(pa.array([json.dumps(value)], pa.string()), kind)[0].as_py()

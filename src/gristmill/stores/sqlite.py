@@ -36,7 +36,7 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
 )
-from gristmill.stores.lookup import SCANNED, asked, keyed, repeated
+from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
 from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
@@ -327,14 +327,17 @@ def _packed(column: pa.Array, field: pa.Field, shown: str) -> list[bytes | None]
 
 
 def _restored(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """SQLite's values as they were delivered."""
+    """SQLite's values as they were delivered; in the widest type that is held alike, if `kind` does not hold them."""
     t, bare = pa.types, plain(kind)
     if t.is_boolean(bare):
         return pa.array([None if v is None else bool(v) for v in values], kind)
-    if t.is_floating(bare) or t.is_duration(bare):
-        return pa.array(values, pa.float64() if t.is_floating(bare) else pa.int64()).cast(kind)
-    if _is_plain(bare):
-        return pa.array(values, kind)
+    if t.is_null(bare):
+        return pa.array(values)  # of an earlier delivery
+    if t.is_duration(bare):
+        return pa.array(values, pa.int64()).cast(kind)
+    if t.is_floating(bare) or _is_plain(bare):
+        wide = pa.binary() if _is_bytes(bare) else widest(bare)
+        return as_delivered(pa.chunked_array([pa.array(values, wide)]), kind).combine_chunks()
     if _is_vector(bare):
         form = np.dtype(bare.value_type.to_pandas_dtype()).newbyteorder("<")
         return pa.array([None if v is None else np.frombuffer(v, form) for v in values], bare)
@@ -367,6 +370,16 @@ class There:
     def kind(self, name: str) -> pa.DataType | None:
         """The type that a column was delivered with; None for one of others."""
         return self.schema.field(name).type if name in self.schema.names else None
+
+    @property
+    def floats(self) -> dict[str, pa.DataType]:
+        """Columns of floats as they were delivered: all are held as the widest."""
+        return {f.name: f.type for f in self.schema if pa.types.is_floating(plain(f.type))}
+
+    def key_type(self, name: str, declared: str) -> pa.DataType:
+        """The type by which keys of a column are read."""
+        kind = self.kind(name)
+        return _key_type(declared) if kind is None else widest(kind)
 
     def columns(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The values of each column, as they were delivered."""
@@ -440,9 +453,9 @@ class FileReader:
 
     def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         declared = transaction.columns(there.table)
-        shown, kinds = self._place.shown, {n: there.kind(n) or _key_type(declared[n]) for n in there.names}
+        shown, kinds = self._place.shown, {n: there.key_type(n, declared[n]) for n in there.names}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
-        asked_for = asked(keys, wanted, shown)
+        asked_for = asked(keys, wanted, shown, texts=there.floats)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
         sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 2"
         each = [list(transaction.run(sql, *key)) for key in zip(*columns, strict=True)]
