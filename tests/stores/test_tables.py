@@ -275,3 +275,25 @@ def test_keys_are_numbered_as_zlib_does() -> None:
     keys = [b"", b"a", *(chance.randbytes(chance.randint(0, 70)) for _ in range(500))]
     found = crc32s(pa.array([b"x", *keys], pa.binary()).slice(1))
     assert found.tolist() == [zlib.crc32(key) for key in keys]
+
+
+def test_keys_are_told_apart_whatever_their_column_compares(postgres: str, database: Any, tmp_path: Path) -> None:
+    """In a column that takes 'A' for 'a', the rows of both are two, for an upsert and a lookup."""
+    import duckdb
+
+    # A collation of its own: those that take 'A' for 'a' come with ICU, without which this server is built.
+    database.execute('CREATE TABLE cased (id text COLLATE "POSIX", y double precision)')
+    with closing(sqlite3.connect(tmp_path / "t.sqlite")) as db:
+        db.execute("CREATE TABLE cased (id TEXT COLLATE NOCASE, y REAL)")
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as made:
+        made.execute("CREATE TABLE cased (id VARCHAR COLLATE NOCASE, y DOUBLE)")
+    places = (f"sqlite://{tmp_path}/t.sqlite#cased", f"duckdb://{tmp_path}/t.duckdb#cased", f"{postgres}#cased")
+    for night, ids in enumerate((["A", "a", "b"], ["A"], ["B"])):
+        rows = pa.table({"id": ids, "x": [float(night)] * len(ids)})
+        out = gm.sink(str(tmp_path / f"out{night}"), keep="id")
+        gm.Job(rows, gm.model(lambda batch: {"y": batch["x"]}), out, workers=0).run()
+        for at in places:
+            gm.deliver(str(tmp_path / f"out{night}"), gm.to(at, mode="upsert", key="id"))
+    for at in places:
+        with gm.lookup(at) as lookup:
+            assert [row and row["y"] for row in lookup.get_many(["A", "a", "b", "B"])] == [1.0, 0.0, 0.0, 2.0], at

@@ -180,6 +180,9 @@ class File:
     def typed(self, kind: str) -> bool:
         return True
 
+    def binary(self, kind: str) -> str:
+        return " COLLATE C" if kind == "VARCHAR" else ""
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
 

@@ -159,6 +159,9 @@ class Server:
     def typed(self, kind: str) -> bool:
         return kind not in ("json", "jsonb")
 
+    def binary(self, kind: str) -> str:
+        return ' COLLATE "C"' if _base(kind) in ("text", "character varying") else ""
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         """A copy of the target without rows and indices, for one that takes its place; else one that is gone after."""
         stage, there = self.table(load.stage), session.columns(self.target())

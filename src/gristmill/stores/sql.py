@@ -97,6 +97,12 @@ class Database(Protocol):
         """Whether a column of the type `kind` tells of itself which values it has."""
         ...
 
+    def binary(self, kind: str) -> str:
+        """What follows a column of the type `kind` in SQL where its values are compared as they are, whatever collation
+        it has; nothing for types without collations.
+        """
+        ...
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         """Create the staging table if it is not there."""
         ...
@@ -256,15 +262,15 @@ class Tables:
         if load.mode == "replace":
             self._db.switch(session, load)
             return
-        there = session.columns(target)
+        there, columns = session.columns(target), session.columns(stage)
         if not there:
-            session.run(f"CREATE TABLE {target} ({_defined(session.columns(stage))})")
-        for name, kind in session.columns(stage).items():
+            session.run(f"CREATE TABLE {target} ({_defined(columns)})")
+        for name, kind in columns.items():
             if there and name not in there:
                 session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
         names = load.schema.names
         listed = ", ".join(map(quoted, names))
-        same = " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in load.key)
+        same = " AND ".join(self._same(n, (there or columns)[n]) for n in load.key)
         if load.mode == "append":
             session.run(f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {stage}")
         else:
@@ -279,6 +285,11 @@ class Tables:
             )
         session.run(f"DROP TABLE {stage}")
         self._db.indexed(session, load)
+
+    def _same(self, name: str, kind: str) -> str:
+        """A row's key as the staged row has it: by an index of the column's collation, and as it is."""
+        own, staged, binary = f"t.{quoted(name)}", f"s.{quoted(name)}", self._db.binary(kind)
+        return f"{own} = {staged}" + (f" AND {own}{binary} = {staged}{binary}" if binary else "")
 
     def _note(self, session: Session, load: Load) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()

@@ -43,6 +43,7 @@ from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
 PAGE = 16_384  # bytes of a page in files that we make: a vector fits in one, and there are fewer to write
 APPLICATION = 0x67_72_69_73  # what such a file says of who made it
+BINARY = " COLLATE BINARY"  # values are compared as they are
 OURS = "gm_"  # what the names of our indices begin with
 
 
@@ -132,6 +133,9 @@ class File:
 
     def typed(self, kind: str) -> bool:
         return False  # any value may be in any column
+
+    def binary(self, kind: str) -> str:
+        return BINARY
 
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
@@ -457,7 +461,9 @@ class FileReader:
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         asked_for = asked(keys, wanted, shown, texts=there.floats)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
-        sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(f'{quoted(n)} = ?' for n in wanted)} LIMIT 2"
+        # By an index of the columns' collations, and as they are.
+        same = (f"{quoted(n)} = ?{i} AND {quoted(n)}{BINARY} = ?{i}" for i, n in enumerate(wanted, 1))
+        sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(same)} LIMIT 2"
         each = [list(transaction.run(sql, *key)) for key in zip(*columns, strict=True)]
         if (twice := next((place for place, rows in enumerate(each) if len(rows) > 1), None)) is not None:
             raise repeated(shown, list(wanted), [column[twice].as_py() for column in asked_for.columns])
