@@ -269,3 +269,27 @@ def test_a_later_delivery_whose_type_would_round(shop: Shop, kind: str, tmp_path
     with gm.lookup(address, key="k") as lookup:
         found = lookup.get(0)
     assert found is not None and found["x"] == ROUNDED[kind][0][0].as_py()
+
+
+@pytest.mark.parametrize("mode", ["replace", "upsert"])
+def test_columns_that_differ_in_capitals(shop: Shop, mode: Any, tmp_path: Path) -> None:
+    """A store that takes them for one refuses them before its rows are scored; any other has both."""
+    scored: list[int] = []
+
+    def both(batch: dict[str, Any]) -> dict[str, Any]:
+        scored.append(len(batch["k"]))
+        return {"Y": [1.5] * len(batch["k"]), "y": [2.5] * len(batch["k"]), "vector": [[1.0, 0.0]] * len(batch["k"])}
+
+    types: Any = {"Y": "float64", "y": "float64", "vector": pa.list_(pa.float32(), 2)}
+    address = shop.address(f"c_{mode}")
+    sink, to = gm.sink(str(tmp_path / "out"), keep="k"), gm.to(address, mode=mode, key="k", **shop.odd)
+    job = gm.Job(pa.table({"k": list(range(500))}), gm.model(both, returns=types), sink, workers=0, deliver=[to])
+    if shop.name in ("duckdb", "sqlite", "delta", "spark"):
+        with pytest.raises(gm.BadJob, match="columns 'Y' and 'y' are the same but for capitals"):
+            job.run()
+        assert sum(scored) < 500  # a few, to try the model
+        return
+    job.run()
+    with gm.lookup(address) as lookup:
+        row = lookup.get(1)
+    assert row is not None and (row["Y"], row["y"]) == (1.5, 2.5)

@@ -288,6 +288,18 @@ def refuse_gone(load: Load, staged: Iterable[int], shown: str) -> None:
         raise RunFailed(f"{shown}: what was staged is not there any more: run again")
 
 
+def same_but_for_capitals(names: Iterable[str], store: str, fold: Callable[[str], str] = str.lower) -> str | None:
+    """What is wrong with columns of these names in a store that takes capitals for small letters; None if nothing."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(fold(name), name)) != name:
+            return (
+                f"columns {other!r} and {name!r} are the same but for capitals, and {store} takes them for one: give "
+                "one of them another name in a step"
+            )
+    return None
+
+
 def is_there(found: Mark | None, wanted: Mark, shown: str) -> bool:
     """Whether what is to be delivered is live already, by the mark found there; for `publish`, which then does nothing.
     A result that was delivered otherwise (by another key, in another mode) is not, but rows are never appended twice.

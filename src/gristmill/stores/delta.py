@@ -25,7 +25,19 @@ import pyarrow.compute as pc
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
-from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import (
+    Key,
+    Load,
+    Mark,
+    Mode,
+    Part,
+    Place,
+    Reader,
+    Store,
+    StoreKind,
+    StoreUnavailable,
+    same_but_for_capitals,
+)
 from gristmill.stores.deltastats import LONGEST, statistics
 from gristmill.stores.lake import (
     SIMPLE,
@@ -137,6 +149,9 @@ class Table:
 
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         """What it asks of writers, deltalake does or refuses."""
+        there = [] if now is None else [name for name in now.schema.names if name not in load.schema.names]
+        if (why := same_but_for_capitals([*there, *load.schema.names], "Delta Lake")) is not None:
+            return why
         odd = next((name for name in load.schema.names if "`" in name), None)
         if odd is None or load.mode != "upsert":
             return None

@@ -115,6 +115,8 @@ def _named(place: Place) -> None:
 class File:
     """What DuckDB does otherwise than other databases."""
 
+    folds: ClassVar[str] = "DuckDB"
+
     def __init__(self, place: Place) -> None:
         self._place = place
         schema, _, self._table = place.name.rpartition(".")

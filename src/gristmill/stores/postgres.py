@@ -105,6 +105,8 @@ def _connected(place: Place) -> Any:
 class Server:
     """What Postgres does otherwise than other databases."""
 
+    folds: ClassVar[str] = ""
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._schema, _, self._table = place.name.rpartition(".")

@@ -43,6 +43,7 @@ from gristmill.stores.contract import (
     Store,
     StoreKind,
     StoreUnavailable,
+    same_but_for_capitals,
 )
 from gristmill.stores.lake import (
     SIMPLE,
@@ -239,12 +240,8 @@ class SparkTable(Lake):
         self._table = form
 
     def check(self, load: Load) -> None:
-        names = [name.lower() for name in load.schema.names]
-        if twice := next((n for n in load.schema.names if names.count(n.lower()) > 1), None):
-            raise BadJob(
-                f"{self._place.shown}: two columns are {twice!r} but for capitals, which Spark takes for one: give one "
-                "of them another name in a step"
-            )
+        if (why := same_but_for_capitals(load.schema.names, "Spark")) is not None:
+            raise BadJob(f"{self._place.shown}: {why}")
         super().check(load)
 
     def drop(self, load: Load, *, this: bool = False) -> None:

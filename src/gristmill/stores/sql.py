@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
 from gristmill.stores.packing import alike
 
 if TYPE_CHECKING:
@@ -63,7 +63,11 @@ class Nothing:
 
 
 class Database(Protocol):
-    """What one database does otherwise than others."""
+    """What one database does otherwise than others. `folds`: its name, if columns whose names differ in capitals of
+    ASCII are one; else nothing.
+    """
+
+    folds: ClassVar[str]
 
     def session(self, *, write: bool) -> AbstractContextManager[Session]:
         """A transaction, committed at the end and rolled back on an error. Raises StoreUnavailable."""
@@ -183,6 +187,8 @@ class Tables:
                     f"{shown}: column {field.name!r} is {there[field.name]}, which does not hold the result's "
                     f"{field.type} without loss: change the column's type there, or cast the values in a step"
                 )
+        if self._db.folds and (why := same_but_for_capitals(columns, self._db.folds, folded)) is not None:
+            raise BadJob(f"{shown}: {why}")
         return columns
 
     # ------------------------------------------------ staging

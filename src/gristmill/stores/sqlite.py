@@ -84,6 +84,8 @@ def _named(place: Place) -> None:
 class File:
     """What SQLite does otherwise than other databases."""
 
+    folds: ClassVar[str] = "SQLite"
+
     def __init__(self, place: Place) -> None:
         self._place = place
         self._connection: sqlite3.Connection | None = None
