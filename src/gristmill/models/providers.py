@@ -44,9 +44,9 @@ def _every(result: Result) -> bool:
 @dataclass(frozen=True)
 class State:
     """A batch at its provider. `over`: it changes no more, and its files have a line for each of as many requests as
-    are `answered` (None: for all of them), which is one that `counts` as such. `failed` says why nothing of it was done, and `full` that this is because
-    too much is under way; `cancelled`: somebody has ended it. `until` it should be over, in seconds of the epoch.
-    `gone` says why results are no longer kept, if that is told.
+    are `answered` (None: for all of them), which is one that `counts` as such. `failed` says why nothing of it was
+    done, and `full` that this is because too much is under way; `cancelled`: somebody has ended it. `until` it should
+    be over, in seconds of the epoch. `gone` says why results are no longer kept, if that is told.
     """
 
     over: bool
