@@ -384,6 +384,21 @@ def test_what_an_earlier_run_was_answered_is_in_no_batch(server: BatchServer, tm
     assert sum(server.told()["batches"]) + server.told()["requests"] == 5
 
 
+def test_a_request_that_is_no_json_is_in_no_batch(server: BatchServer, tmp_path: Path) -> None:
+    """A number that JSON has no word for, as 1e400 becomes: its own error, alone; the others are answered."""
+    server.set(takes=0.2)
+    bodies = [f'{{"messages": [{{"role": "user", "content": "hello {n}"}}]}}' for n in range(20)]
+    bodies[7] = bodies[7][:-1] + ', "temperature": 1e400}'
+    head = '{"custom_id": "r%d", "method": "POST", "url": "/v1/chat/completions", "body": '
+    (tmp_path / "in.jsonl").write_text("\n".join(head % n + body + "}" for n, body in enumerate(bodies)))
+    gm.run_batch(str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl"), model="m", batch_api="openai")
+    told = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [line["custom_id"] for line in told] == [f"r{n}" for n in range(20)]
+    failed = [line["custom_id"] for line in told if (line["response"] or {}).get("status_code") != 200]
+    assert set(failed) <= {"r7"}
+    assert (sum(server.told()["batches"]), server.told()["requests"]) == (18, 2)  # the first one and that one are alone
+
+
 def test_requests_that_are_there(server: BatchServer, tmp_path: Path) -> None:
     """A batch for each form that they have; those that no batch takes are sent."""
     server.set(takes=0.2)

@@ -16,12 +16,12 @@ from gristmill.job.specs import Call, FunctionModel
 from gristmill.models.asking import Asking
 from gristmill.models.batches import under_way
 from gristmill.models.bill import Answer, KeptRow, ShardRow, TrialRow
-from gristmill.models.bulk import Bulk, BulkRow, UnderWay
+from gristmill.models.bulk import Bulk, BulkRow
 from gristmill.models.contract import Columns, Journal, Place, Prepared
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import Coroutines
 from gristmill.models.paid import Paid
-from gristmill.models.replies import Unanswered
+from gristmill.models.replies import Unanswered, UnderWay
 from gristmill.models.rowfunction import LoadedRows
 
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again

@@ -34,7 +34,7 @@ from gristmill.models.desk import Busy, Gone, Unsure
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.provided import Asks, Provided, Row
 from gristmill.models.providers import MOST_LINE, Result, State
-from gristmill.models.replies import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, answers
+from gristmill.models.replies import LATER, NOBODY, QUOTA, REPLIES, Refused, Unanswered, UnderWay, answers
 from gristmill.models.usual import most_tokens
 from gristmill.process.failure import Unasked
 
@@ -57,10 +57,6 @@ class BulkRow(dict[str, Any]):
         super().__init__(row)
         self.bulk = bulk
         self.journal = bulk.journal
-
-
-class UnderWay(Exception):
-    """The request is in a batch that is not over."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +222,10 @@ class Bulk:
         if self._alone[digest] < len(self._found.get(digest, ())):
             self._alone[digest] += 1
             return
-        data = json.dumps(body).encode()
+        try:
+            data = json.dumps(body, allow_nan=False).encode()
+        except ValueError:  # 1e400: no JSON, for which a provider would refuse the whole batch
+            return
         self._requests.append(Request(digest, path, self._bodies.seek(0, 2), len(data), tokens, most_tokens(body)))
         self._bodies.write(data)
 

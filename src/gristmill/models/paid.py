@@ -28,7 +28,7 @@ from gristmill.models.endpoint import LONGEST, Endpoint, Payer
 from gristmill.models.provided import Provided
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.purse import Purse
-from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, holds, tokens_in, usage_of
+from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, UnderWay, holds, tokens_in, usage_of
 from gristmill.models.room import Room
 from gristmill.models.usual import Usual, most_tokens
 from gristmill.models.vendors import OPENAI, Vendor
@@ -164,7 +164,8 @@ class Paid:
             return kept
         if not self._spec.dedupe:
             return self._cached(key, await self._new(body, tokens, path, bill))
-        if (known := self._known.get(key)) is None:
+        known = self._known.get(key)
+        if own := known is None:
             known = self._known[key] = asyncio.ensure_future(self._new_to_all(key, body, tokens, path, bill))
             known.add_done_callback(partial(self._asked_once, key))
         try:
@@ -172,6 +173,10 @@ class Paid:
         except asyncio.CancelledError:  # all rows are being ended
             known.cancel()
             raise
+        except UnderWay:  # another shard's batch has it, which says nothing of this row's
+            if own:
+                raise
+            return self._cached(key, await self._new(body, tokens, path, bill))
 
     async def _new_to_all(
         self, key: bytes, body: Mapping[str, Any], tokens: float, path: str, bill: Bill

@@ -24,7 +24,6 @@ from gristmill.models.apis import FORMS, Nothing, Reply, Sampling
 from gristmill.models.askers import LoadedAsker, loaded
 from gristmill.models.asking import LETTERS, asks, estimated, reached
 from gristmill.models.bill import Answer, Bill
-from gristmill.models.bulk import UnderWay
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
 from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
@@ -33,7 +32,7 @@ from gristmill.models.conversion import to_batch
 from gristmill.models.generator import Generator, check_request
 from gristmill.models.llmfiles import MODULES, LlmFiles, backend_of, find_llm
 from gristmill.models.paid import Paid, endpoint_of, provided_of
-from gristmill.models.replies import Refused
+from gristmill.models.replies import Refused, UnderWay
 from gristmill.models.rowtypes import Misfit
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target

@@ -57,6 +57,10 @@ class Empty(Refused):
         super().__init__(f"a reply without {key}", 200, reply)
 
 
+class UnderWay(Exception):
+    """The request is in a batch that is not over."""
+
+
 class Unanswered(Outside):
     """The request was sent again until its time was over."""
 
