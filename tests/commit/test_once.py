@@ -92,6 +92,26 @@ def test_what_takes_too_long_is_asked_by_another(tmp_path: Path, monkeypatch: py
     assert first.claim(b"x") == ("answer", {"of": 2})
 
 
+def test_many_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """None of them is refused as the others are making it: all agree on who asks."""
+    for turn in range(100):
+        together, mine = threading.Barrier(8), []
+
+        def work(folder: Path, together: threading.Barrier, mine: list[str]) -> None:
+            together.wait()
+            once = Once(str(folder), "r")
+            mine.append(once.claim(b"a")[0])
+            together.wait()
+            once.close()
+
+        threads = [threading.Thread(target=work, args=(tmp_path / str(turn), together, mine)) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(mine) == ["mine", *["wait"] * 7]
+
+
 def test_many_threads_of_many(tmp_path: Path) -> None:
     """One of them asks for each."""
     asked: list[int] = []

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gristmill.files.sqlitelog import log_ahead
 from gristmill.process.locks import LockFile
 
 PATIENCE = 30.0  # seconds: other workers may be writing
@@ -46,7 +47,7 @@ class Once:
             self._alive.lock()
             path = os.path.join(folder, f"{self._host}.sqlite")
             self._held = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-            self._held.execute("PRAGMA journal_mode=WAL")
+            log_ahead(self._held, PATIENCE)
             # After a power failure the last answers may be gone, and are asked for again; the file is whole.
             self._held.execute("PRAGMA synchronous=NORMAL")
             self._held.execute(

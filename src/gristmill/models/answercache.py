@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.errors import BadModel
+from gristmill.files.sqlitelog import log_ahead
 
 PATIENCE = 30.0  # seconds: other workers may be writing
 
@@ -29,7 +30,7 @@ class AnswerCache:
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
             self._held = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
-            self._held.execute("PRAGMA journal_mode=WAL")
+            log_ahead(self._held, PATIENCE)
             # After a power failure the last answers may be gone, and are asked for again; the file is whole.
             self._held.execute("PRAGMA synchronous=NORMAL")
             self._held.execute(

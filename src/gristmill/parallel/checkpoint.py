@@ -14,6 +14,7 @@ from typing import Any
 
 from gristmill.errors import BadJob, NewerFormat, RunFailed
 from gristmill.files.document import refuse_newer
+from gristmill.files.sqlitelog import log_ahead
 from gristmill.parallel.transport import Fault, by_name
 from gristmill.process.messages import Failure
 
@@ -32,7 +33,7 @@ class Kept:
             self._file = sqlite3.connect(path, timeout=60.0, isolation_level=None, check_same_thread=False)
             (found,) = self._file.execute("pragma user_version").fetchone()
             self._refuse_newer(found)
-            self._file.execute("pragma journal_mode = wal")
+            log_ahead(self._file, 60.0)
             self._file.execute("pragma synchronous = normal")
             self._file.execute("create table if not exists results (key text primary key, value blob, fault blob)")
             if found < FORMAT:
