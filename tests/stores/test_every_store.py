@@ -7,7 +7,7 @@ import decimal
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -267,6 +267,19 @@ def test_an_upsert_that_deletes_takes_the_marks_of_others_along(shop: Shop, firs
     assert gm.verify(nightly).ok
 
 
+def after_a_drop(store: Any, late: Any, dropped: Load) -> Callable[[Load], None]:
+    """The store's own `publish`, before which another deliverer removes what is staged for `dropped`."""
+    publish = store.publish
+
+    def published_late(load: Load) -> None:
+        store.close()
+        late.drop(dropped, this=True)
+        late.close()
+        publish(load)
+
+    return published_late
+
+
 @pytest.mark.few(4)
 def test_a_result_that_comes_back_while_its_old_rows_go(
     shop: Shop, first: str, nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -288,15 +301,9 @@ def test_a_result_that_comes_back_while_its_old_rows_go(
         with closing(store):
             deliveries.Loading(made, deliveries.Result.of(other), store).finish(other.live())
     with closing(deliveries.opened(made)) as store, closing(deliveries.opened(made)) as late:
-        publish = store.publish
-
-        def after_the_other(load: Load) -> None:
-            store.close()
-            late.drop(deliveries.load_of(made, deliveries.Result.of(other)), this=True)
-            late.close()
-            publish(load)
-
-        monkeypatch.setattr(store, "publish", after_the_other)
+        monkeypatch.setattr(
+            store, "publish", after_a_drop(store, late, deliveries.load_of(made, deliveries.Result.of(other)))
+        )
         deliveries.Loading(made, deliveries.Result.of(one), store).finish(one.live())
     time.sleep(1.5 if shop.name == "redis" else 0)
     assert shop.seen("scores") == wanted(range(ROWS))
@@ -315,15 +322,9 @@ def test_what_was_staged_is_gone_when_it_is_to_be_published(
     shutil.copytree(nights / "out", f"{first}2")
     new = published(f"{first}2")
     with closing(deliveries.opened(made)) as store, closing(deliveries.opened(made)) as late:
-        publish = store.publish
-
-        def after_the_other(load: Load) -> None:
-            store.close()
-            late.drop(deliveries.load_of(made, deliveries.Result.of(new)), this=True)
-            late.close()
-            publish(load)
-
-        monkeypatch.setattr(store, "publish", after_the_other)
+        monkeypatch.setattr(
+            store, "publish", after_a_drop(store, late, deliveries.load_of(made, deliveries.Result.of(new)))
+        )
         with pytest.raises(gm.RunFailed, match="not there any more"):
             deliveries.Loading(made, deliveries.Result.of(new), store).finish(new.live())
     assert shop.seen("scores") == wanted(range(ROWS))

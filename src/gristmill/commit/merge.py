@@ -116,9 +116,9 @@ class Joining:
         """Files that were made before. Others are revoked: their bytes are gone, or a shard was scored again since."""
         of = {f.number: f.of for f in wanted}
         found = receipts.standing(self.generation.joined, self.files)
-        cut = {r.shard for r in receipts.lost(self.files, self.generation.root, self.generation.work, found.values())}
+        lost = {r.shard for r in receipts.lost(self.files, self.generation.root, self.generation.work, found.values())}
         # An earlier version did not say what its one file is of.
-        held = {n: r for n, r in found.items() if n not in cut and n in of and (dict(r.of) or of[n]) == of[n]}
+        held = {n: r for n, r in found.items() if n not in lost and n in of and (dict(r.of) or of[n]) == of[n]}
         for number in found.keys() - held.keys():
             publication.revoke(self.generation, self.generation.joined, found[number])
         return held

@@ -72,9 +72,9 @@ class Reduction:
         of = {OF_ROWS: digest_of_rows(self.live), OF_CODE: self.reducer.code}
         while True:
             found = receipts.standing(folder, files)
-            cut = {r.shard for r in receipts.lost(files, self.generation.root, self.generation.work, found.values())}
+            lost = {r.shard for r in receipts.lost(files, self.generation.root, self.generation.work, found.values())}
             for number, receipt in found.items():
-                if dict(receipt.of) == of and number not in cut:
+                if dict(receipt.of) == of and number not in lost:
                     return receipt
             if (made := self._made(max(found, default=-1) + 1, of)) is not None:
                 return made
