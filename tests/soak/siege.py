@@ -23,6 +23,7 @@ from soak.witness import Broken
 
 VERBS = ("append", "restart", "restart new", "retry", "retry cured", "again", "refused")
 SIGNALLED = {0, -2, -9, -15, 130, 143}
+BUSY = 75  # another command has the sink
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class Siege:
         self.version = 1
         self.published: R.Result | None = None
         self._history = [""]
+        self._stopped = False  # whether a driver of the last command was stopped, beside one that ended
         self._ids: dict[Any, Any] = {}
         self._made = 0
 
@@ -197,7 +199,7 @@ class Siege:
                 continue
             self._check_calls(before, began, text)
             witness.nothing_partial(self.sink)
-            if code == 0:
+            if code == 0 and not self._stopped:  # the other may have begun the next generation before it was
                 break
             if self.published is not None and chance.random() < 0.2:
                 self._refuse_other([])
@@ -262,11 +264,12 @@ class Siege:
         for code, text in zip(codes, texts, strict=True):
             self.tally.counts[f"exit {code}"] += 1
             self._check_code(code, text, harm, several)
+        self._stopped = any(code not in (0, BUSY) for code in codes)
         best = codes.index(0) if 0 in codes else 0
         return codes[best], texts[best]
 
     def _check_code(self, code: int, text: str, harm: Harm | None, several: bool) -> None:
-        if harm is None or (code in SIGNALLED and (code == 0 or harm.log)) or (code == 75 and several):
+        if harm is None or (code in SIGNALLED and (code == 0 or harm.log)) or (code == BUSY and several):
             return
         killed = any(hit.startswith(("KILL", "STOP", "PAUSE")) for hit in harm.log)
         if (

@@ -59,7 +59,7 @@ def _tries(r: Resolved, plain: BatchPlan) -> dict[str, Any]:
         return {}
     if plain.by_tokens:
         on_cpu = ONNX_TRIES if r.place.backend == "onnx" else CPU_TRIES
-        return {"tries": GPU_TRIES if r.place.device.startswith("cuda") else on_cpu}
+        return {"tries": GPU_TRIES if r.place.gpu else on_cpu}
     return {"tries": ROW_TRIES, "longest": LONGEST_CALL}
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.driver import jobcolumns
+from gristmill.driver.devices import devices
 from gristmill.engines import registry as engines
 from gristmill.engines.contract import Room
 from gristmill.errors import BadJob, BadModel, BadSource, GateFailed, GristmillError
@@ -271,8 +272,9 @@ def _described(
         raise differing
     selection = selected(source, source_format, fs, files, formats.reading(source, columns, schema, where))
     room = engines.room(job.engine)
-    gpus = _gpu_workers(job, room)
-    place = _place(job, model, gpus > 0 and info.on_gpu)
+    at = devices(job, model, info, room)
+    dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
+    place = Place(at.device, dtype, 1, backend, keep_nulls=job.nulls == "keep")
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads, written)
     if source_format.written:
         text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
@@ -284,13 +286,13 @@ def _described(
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, room.gpus[: gpus // room.per_gpu], identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen])),
+        0, at.gpus, identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen, at.note])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
         more=more, skipped=tuple(skipped),
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
-    workers, threads = _workers(resolved, room, gpus)
-    at_once = info.at_once if place.device == "cuda" else info.at_once // max(1, workers)
+    workers, threads = _workers(resolved, room, at.workers)
+    at_once = info.at_once if place.gpu else info.at_once // max(1, workers)
     bulk = -(-info.bulk // max(1, workers))
     rows = 0 if job.running.batch_rows == "auto" else int(job.running.batch_rows)
     place = replace(place, threads=threads, at_once=at_once, limit=job.running.batch_timeout, bulk=bulk, rows=rows)
@@ -512,40 +514,16 @@ def _sampled(
 # ---------------------------------------------------------------- the model
 
 
-def _gpu_workers(job: JobSpec, room: Room) -> int:
-    """Workers that can have a GPU. Raises BadJob if more are asked for than there are."""
-    wanted, device = job.engine.gpus, str(getattr(job.model, "device", "auto"))
-    if wanted == 0 or not (device == "auto" or device.startswith("cuda")):
-        return 0
-    if device.startswith("cuda") and not room.gpu_workers:
-        raise BadJob(f"device {device!r}: {room.where} shows no GPU; use device cpu")
-    if wanted == "auto":
-        return room.gpu_workers
-    there = room.gpu_workers // room.per_gpu * room.per_worker
-    if wanted > there and not room.grows:
-        raise BadJob(f"gpus is {wanted}, but {room.where} has {there}")
-    if wanted % room.per_worker:
-        raise BadJob(f"gpus is {wanted}, and each worker has {room.per_worker}: give a multiple of that")
-    return wanted // room.per_worker * room.per_gpu
-
-
-def _place(job: JobSpec, model: ModelSpec, gpu: bool) -> Place:
-    device = getattr(model, "device", "auto")
-    if device == "auto":
-        device = "cuda" if gpu else "cpu"
-    dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
-    return Place(device, dtype, 1, backend, keep_nulls=job.nulls == "keep")
-
-
 def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:
     """How many workers, and threads for each: one process per GPU if there are any, otherwise one per core."""
     wanted: Any = r.job.engine.workers
     if isinstance(wanted, tuple):
         wanted = wanted[1]
     if wanted == "auto":
-        wanted = gpu_workers if r.place.device == "cuda" else min(room.workers, _fit_memory(r, room))
+        on_gpus = r.place.gpu or r.job.engine.gpus not in ("auto", 0)  # a function's, if the job says so
+        wanted = gpu_workers if on_gpus else min(room.workers, _fit_memory(r, room))
         # One process keeps that many rows in flight, or computes with all cores; with GPUs, each has its own.
-        if r.estimated_rows <= LEAST_SHARD or (r.info.at_once and r.place.device != "cuda"):
+        if r.estimated_rows <= LEAST_SHARD or (r.info.at_once and not r.place.gpu):
             wanted = 1
     if r.info.at_once:
         wanted = min(int(wanted), r.info.at_once)
@@ -573,7 +551,7 @@ def budget_of(r: Resolved) -> BatchPlan:
     tokens = running.batch_tokens
     if tokens == "auto":
         on_cpu = ONNX_TOKENS if r.place.backend == "onnx" else CPU_TOKENS
-        tokens = GPU_TOKENS if r.place.device == "cuda" else on_cpu
+        tokens = GPU_TOKENS if r.place.gpu else on_cpu
     rows = running.batch_rows
     quick = QUICK_CALL if rows == "auto" and own else None
     if rows == "auto":

@@ -149,7 +149,7 @@ class Scoring:
         at, r = self.at, self.at.resolved
         stages = _shipped(at)
         spec = replace(at.spec.engine, options=reveal(at.spec.engine.options))
-        events = open_engine(spec, r.workers, import_path(), r.place.device == "cuda").run(stages, feed)
+        events = open_engine(spec, r.workers, import_path(), r.place.gpu).run(stages, feed)
         at.log.say(phase="running" if isinstance(at, Planned) else "loading", workers_wanted=r.workers)
         streamed = committed = 0
         try:

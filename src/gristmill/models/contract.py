@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
     from gristmill.job.specs import Call
     from gristmill.models.encoder import EncoderFiles
-    from gristmill.process.messages import Failure
-
+    from gristmill.models.gpulibraries import Library
+from gristmill.process.messages import Failure
 
 # What endpoints are asked for, dollars, and the rows whose answer is an error.
 USED = ("requests", "prompt_tokens", "completion_tokens", "cost", "refused")
@@ -39,6 +39,11 @@ class Place:
     bulk: int = 0
     rows: int = 0
 
+    @property
+    def gpu(self) -> bool:
+        """Whether the model runs on an NVIDIA GPU, or one that torch names alike."""
+        return self.device.startswith("cuda")
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -52,12 +57,12 @@ class ModelInfo:
 
     A run decides by these: `by_tokens`, whether prepared rows have lengths by which batches are cut; `call`, whether it
     is the user's own code, whose memory per row is unknown and which is compared as code; `on_gpu`, whether it runs on
-    a GPU if there is one; `exportable`, whether its spec is a TextSpec and its kind a Transformer, so that ONNX Runtime
-    may replace torch; `at_once`, for how many rows a model that answers row by row is asked at a time (0: it answers
-    batches); `alone`, how many of these are answered before the others are begun, where its columns are known and all
-    that is left to learn is whether it answers (0: it does once it is loaded); `bulk`, how many shards at a time are
-    sent in bulk (0: none; see BulkModel). `asks` says whom a model asks that runs elsewhere, without secrets ("": it
-    runs here).
+    a GPU if there is one, and if the `library` that computes it (None: unknown) can use it; `exportable`, whether its
+    spec is a TextSpec and its kind a Transformer, so that ONNX Runtime may replace torch; `at_once`, for how many rows
+    a model that answers row by row is asked at a time (0: it answers batches); `alone`, how many of these are answered
+    before the others are begun, where its columns are known and all that is left to learn is whether it answers (0: it
+    does once it is loaded); `bulk`, how many shards at a time are sent in bulk (0: none; see BulkModel). `asks` says
+    whom a model asks that runs elsewhere, without secrets ("": it runs here).
     """
 
     name: str
@@ -75,6 +80,7 @@ class ModelInfo:
     by_tokens: bool = False
     call: Call | None = None
     on_gpu: bool = True
+    library: Library | None = None
     exportable: bool = False
     at_once: int = 0
     alone: int = 1

@@ -169,6 +169,7 @@ def describe(spec: OnnxModel, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
         filled=tuple(dict.fromkeys(c for feed in feeds for c in feed.columns)),
+        library="onnxruntime",
     )
 
 

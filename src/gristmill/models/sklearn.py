@@ -259,6 +259,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         filled=() if missing or asked else features,
         notes=(f"{spec.name} accepts nulls (it scored a row of them), so rows with nulls are scored",) if asked else (),
         code=code,
+        on_gpu=False,
     )
 
 

@@ -112,6 +112,7 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         weight_bytes=parts.files.bytes,
         flops_a_token=parts.files.flops_a_token(spec.name),
         by_tokens=True,
+        library="torch" if parts.files.backend == "torch" else "onnxruntime",
         exportable=True,
     )
 

@@ -194,6 +194,7 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
         weight_bytes=parts.files.bytes,
         flops_a_token=parts.files.flops_a_token(spec.name),
         by_tokens=True,
+        library="torch" if parts.files.backend == "torch" else "onnxruntime",
         exportable=True,
     )
 

@@ -72,6 +72,7 @@ def describe(spec: TorchScriptModel, schema: pa.Schema | None) -> ModelInfo:
         digests=digests.by_file,
         keeps_columns=True,
         filled=tuple(dict.fromkeys(columns)),
+        library="torch",
     )
 
 

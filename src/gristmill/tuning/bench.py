@@ -33,7 +33,7 @@ class Bench:
     def __init__(self, r: Resolved, stages: TrialStages, path: tuple[str, ...]) -> None:
         self._workers = max(1, r.workers)
         self._feed = _Feed(self._workers)
-        engine = open_engine(r.job.engine, self._workers, path, r.place.device == "cuda")
+        engine = open_engine(r.job.engine, self._workers, path, r.place.gpu)
         self._events: Generator[Event, None, None] = engine.run(stages, self._feed)
         self._started = 0
 

@@ -141,7 +141,7 @@ class _Sweep:
         self._stack = stack
         self._asked = asked is not None
         self._benches: dict[Arrangement, Bench] = {}
-        rows = GPU_SAMPLE_ROWS if r.place.device.startswith("cuda") else SAMPLE_ROWS
+        rows = GPU_SAMPLE_ROWS if r.place.gpu else SAMPLE_ROWS
         if asked and not planning.budget_of(r).by_tokens:
             rows = max(rows, min(MOST_SAMPLED, max(asked)))
         self._task = Task("probe", Shard(0, _spread(r, rows)), folder=folder, root=folder, rows=rows)
@@ -239,7 +239,7 @@ def _line(arrangement: Arrangement, budget: int, found: list[Answer]) -> Measure
 def _budgets(r: Resolved) -> tuple[int, ...]:
     if not planning.budget_of(r).by_tokens:
         return tuple(sorted({min(b, _most(r)) for b in ROW_BUDGETS}))
-    return GPU_BUDGETS if r.place.device.startswith("cuda") else CPU_BUDGETS
+    return GPU_BUDGETS if r.place.gpu else CPU_BUDGETS
 
 
 def _most(r: Resolved) -> int:

@@ -43,7 +43,9 @@ class ShardStages:
 
     def environment(self, index: int) -> Mapping[str, str]:
         """Thread counts and the one GPU of worker `index`, for libraries that read them on loading."""
-        more = {"ARROW_IO_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": "false"}
+        # Beside a GPU the cores have nothing else to do; on a CPU tokens are made by cores that the model would use.
+        several = "true" if self.recipe.place.gpu and self.threads > 1 else "false"
+        more = {"ARROW_IO_THREADS": str(self.threads), "TOKENIZERS_PARALLELISM": several}
         variables = {**thread_variables(self.threads), **more}
         if self.gpus:
             variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index % len(self.gpus)]
