@@ -58,7 +58,7 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        import pynvml
+        import pynvml  # type: ignore[import-not-found]  # of nvidia-ml-py
 
         pynvml.nvmlInit()
         self._nvml, self._gpu = pynvml, pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -87,8 +87,8 @@ def contestants(source: str, model: str) -> dict[str, list[str]]:
     for dtype in ("float32", "bfloat16"):
         for batch in (32, 256):
             found[f"encode {dtype}, batches of {batch}"] = [ENCODE, source, model, "{out}", dtype, str(batch)]
-        for share, words in ((1, "a worker"), (0.5, "two workers"), (0.34, "two workers and one more")):
-            if share == 1 or dtype == "bfloat16":
+        for share, words in ((1, "one worker"), (1 / 2, "two workers"), (1 / 3, "three workers")):
+            if share > 1 / 3 or dtype == "bfloat16":
                 found[f"gristmill {dtype}, {words}"] = [JOB, source, model, "{out}", dtype, str(share), "auto"]
     return found
 

@@ -15,8 +15,8 @@ class Room:
 
     `workers` fit at once, `gpu_workers` with a GPU each (or with the requested share of one). `threads` are the cores
     of each; None: the machine's cores are divided among them. `gpus` names the GPUs if the driver has to assign them:
-    `per_gpu` workers share one, or each has `per_worker`, whose names are one text with commas between. If it `grows`,
-    more may be requested than there is.
+    `per_gpu` workers share one, or each has `per_worker`, whose names are one text with commas between; it `shares`
+    them among more workers if the model is small. If it `grows`, more may be requested than there is.
     """
 
     where: str
@@ -26,6 +26,7 @@ class Room:
     gpus: tuple[str, ...] = ()
     per_gpu: int = 1
     per_worker: int = 1
+    shares: bool = False
     grows: bool = False
 
 

@@ -75,7 +75,7 @@ class Local:
     @staticmethod
     def room(options: LocalOptions) -> Room:
         """The capacity of this machine, whose GPUs workers may share."""
-        return this_machine(options.gpus_per_worker)
+        return replace(this_machine(options.gpus_per_worker or 1), shares=options.gpus_per_worker is None)
 
     @staticmethod
     def open(options: LocalOptions, wanted: Wanted) -> Local:

@@ -174,7 +174,7 @@ class EngineOptions(TypedDict, total=False):
 class OfLocal(EngineOptions, total=False):
     """Options of the local engine. See `LocalOptions`."""
 
-    gpus_per_worker: float
+    gpus_per_worker: float | None
     grace: float
 
 

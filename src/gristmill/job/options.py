@@ -84,15 +84,15 @@ class LocalOptions:
     """Options of the local engine."""
 
     gpus_per_worker: Annotated[
-        float,
+        float | None,
         Range(
             "give a whole number, or the fraction of a GPU that a worker needs (0.5: two workers share one)", above=0
         ),
         Help(
-            "1; a fraction: with 0.5 two workers share a GPU, which small models need to keep it busy; or more, over "
-            "which vLLM spreads a model"
+            "GPUs of a worker, or a fraction: with 0.5 two share one (default: that for text models of less than a "
+            "gigabyte, which cannot keep one busy alone, else 1); or several, over which vLLM spreads a model"
         ),
-    ] = 1
+    ] = None
     grace: Annotated[
         float,
         Range("give seconds, at least 0", 0),
@@ -100,10 +100,9 @@ class LocalOptions:
     ] = 10.0
 
     def __post_init__(self) -> None:
-        if self.gpus_per_worker > 1 and self.gpus_per_worker != int(self.gpus_per_worker):
-            raise BadJob(
-                f"engine option gpus_per_worker is {self.gpus_per_worker:g}: give a whole number, or less than 1"
-            )
+        each = self.gpus_per_worker
+        if each is not None and each > 1 and each != int(each):
+            raise BadJob(f"engine option gpus_per_worker is {each:g}: give a whole number, or less than 1")
 
 
 _AMOUNT = Range("give a number of at least 0", 0)
