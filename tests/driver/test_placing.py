@@ -165,3 +165,10 @@ def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     found = gm.Job([{"text": "a"}], gm.model(len), engine=EngineSpec(gpus=1, options={"gpus_per_worker": 2}))
     with pytest.raises(gm.BadJob, match="gpus is 1, and each worker has 2: give a multiple"):
         found.plan()
+
+
+def test_an_opened_encoder_without_cuda(minilm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An encoder that is opened beside a GPU which its library cannot use runs on the CPU."""
+    monkeypatch.setattr(machine, "gpus", lambda: ("0",))
+    with gm.TextEmbedder(str(minilm), text="text").open() as encoder:
+        assert encoder.encode("a dog").shape == (384,)

@@ -10,6 +10,11 @@ from typing import Literal
 Library = Literal["torch", "onnxruntime"]
 
 
+def library_of(backend: str) -> Library:
+    """What computes a transformer with that backend."""
+    return "torch" if backend == "torch" else "onnxruntime"
+
+
 def without_gpu(library: Library) -> str | None:
     """Why the library that is installed here cannot use a GPU, and what to install; None if it can, or is not here."""
     if library == "torch":

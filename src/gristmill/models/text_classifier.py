@@ -17,6 +17,7 @@ from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place, Prepared
 from gristmill.models.conversion import from_array
 from gristmill.models.encoder import EncoderFiles, check_graph, check_packages, covered, find_encoder, model_root
+from gristmill.models.gpulibraries import library_of
 from gristmill.models.network import open_encoder
 from gristmill.models.text import TextTokens, TokenRules, token_rules
 
@@ -112,7 +113,7 @@ def describe(spec: TextClassifier, schema: pa.Schema | None) -> ModelInfo:
         weight_bytes=parts.files.bytes,
         flops_a_token=parts.files.flops_a_token(spec.name),
         by_tokens=True,
-        library="torch" if parts.files.backend == "torch" else "onnxruntime",
+        library=library_of(parts.files.backend),
         exportable=True,
     )
 

@@ -17,6 +17,7 @@ from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place, Prepared
 from gristmill.models.conversion import from_array
 from gristmill.models.encoder import EncoderFiles, check_graph, check_packages, covered, find_encoder, model_root
+from gristmill.models.gpulibraries import library_of, without_gpu
 from gristmill.models.network import open_encoder
 from gristmill.models.pooling import (
     Dense,
@@ -194,7 +195,7 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
         weight_bytes=parts.files.bytes,
         flops_a_token=parts.files.flops_a_token(spec.name),
         by_tokens=True,
-        library="torch" if parts.files.backend == "torch" else "onnxruntime",
+        library=library_of(parts.files.backend),
         exportable=True,
     )
 
@@ -317,7 +318,8 @@ class Queries:
 
     def __init__(self, spec: TextEmbedder) -> None:
         if spec.device == "auto":
-            spec = replace(spec, device="cuda" if machine.gpus() else "cpu")
+            library = library_of(resolve(spec).backend)
+            spec = replace(spec, device="cuda" if machine.gpus() and without_gpu(library) is None else "cpu")
         self._spec = resolve(spec)
         parts = _parts(self._spec)
         check_packages(parts.files, spec.name)
