@@ -20,6 +20,7 @@ ORDER = [
     {"shards"},
     {"jobfile"},
     {"arrow"},
+    {"profiles"},
     {"files"},
     {"fingerprint"},
     {"sinks"},

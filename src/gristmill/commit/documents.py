@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from gristmill.files.document import Document
 from gristmill.fingerprint.digests import StoredFingerprint
+from gristmill.profiles.profile import Profile
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import Role
 
@@ -203,6 +204,34 @@ class Delivered(Document, what="receipt of a delivery"):
     at: str
     seconds: float
     older: int = 0
+
+
+@dataclass(frozen=True)
+class Drifted:
+    """A measure of how far a column is from that of the result `against`, its limits, and the verdict. With few rows
+    `chance` may be further than the limit: the figure that equal rows exceed once in a thousand times.
+    """
+
+    column: str
+    measure: str
+    figure: float
+    warn: float | None
+    fail: float | None
+    chance: float
+    verdict: Literal["held", "warned", "failed"]
+    against: str
+    about: str = ""
+
+
+@dataclass(frozen=True)
+class ProfileRecord(Document, what="profile of a result"):
+    """`profile.json` of a generation: the profile of the `whole` result with its rows, and that of these alone (`own`);
+    what was found of its `drift`.
+    """
+
+    whole: Profile
+    own: Profile
+    drift: tuple[Drifted, ...] = ()
 
 
 # ---------------------------------------------------------------- notes

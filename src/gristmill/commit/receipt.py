@@ -12,6 +12,7 @@ from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
 from gristmill.files.document import NOT_STORED, Document
+from gristmill.profiles.profile import Profile
 from gristmill.sinks.contract import Role, WorkFile
 
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
@@ -33,7 +34,8 @@ class Part:
 class Receipt(Document, what="receipt"):
     """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
     what it `read` of each of its pieces (io.content). One of a file that parts were joined to has no counts, and is
-    `of` those parts: their sha256 by the name that they would have been published under.
+    `of` those parts: their sha256 by the name that they would have been published under. `profile` is that of its rows
+    (None of one by an earlier version).
     """
 
     shard: int
@@ -44,6 +46,7 @@ class Receipt(Document, what="receipt"):
     errors: Mapping[str, int] = field(default_factory=dict)
     read: tuple[str, ...] = ()
     of: Mapping[str, str] = field(default_factory=dict)
+    profile: Profile | None = None
     version: int = field(default=0, metadata=NOT_STORED)
 
     @classmethod

@@ -14,7 +14,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit.documents import ModelRecord, PlanDocument
 from gristmill.commit.generation import Plan
-from gristmill.driver import budgets, delivering, indexing, planning, shipping, sourcecheck
+from gristmill.driver import budgets, delivering, drifting, indexing, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
 from gristmill.driver.retrydead import Only
 from gristmill.errors import RunFailed
@@ -148,6 +148,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     )
     indexing.fitting(at, about)
     delivering.fitting(at, about)
+    drifting.fitting(at, about, answer["columns"])
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
     return Planned(**{**vars(at), "plan": plan})

@@ -11,9 +11,10 @@ from gristmill.commit import gates, nights, onefile, publication, publish
 from gristmill.commit.documents import Described, Live, ResultRecord
 from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.publication import live_of
-from gristmill.driver import budgets, indexing, planning, summary
+from gristmill.driver import budgets, drifting, indexing, planning, summary
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
+from gristmill.driver.drifting import Compared, Staged
 from gristmill.driver.opening import Opened
 from gristmill.driver.scoring import Scored
 from gristmill.driver.summary import Whole
@@ -62,6 +63,7 @@ def published(s: Scored) -> Published:
     log.say(phase="publishing", **all_committed(s.plan.shards, counts))
     with log.gate():
         _gates(s, counts)
+        compared = _compared(s)
         whole = _whole(s, counts)
         _audited(s, whole)
     s.refuse_late()
@@ -86,10 +88,12 @@ def published(s: Scored) -> Published:
     if not s.resolved.sink_format.tables:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
+    compared.keep(s.generation)
     publish.publish(s.generation, _record(s, whole, reducer), whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
     report = summary.finished(s, replace(whole, live=[*live, *(() if index is None else index.index.files)]))
+    report = replace(report, drift=compared.drift)
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
     return Published(report, s.later if s.appends else ())
@@ -143,6 +147,17 @@ def _gates(s: Scored, counts: Counts) -> None:
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
     if not s.verbs.accept and not s.retries:
         gates.final(s.spec.gates, counts, errors, s.look, s.generation.kind == "append")
+
+
+def _compared(s: Scored) -> Compared:
+    """Hold what was scored against the result before. Raises GateFailed, unless that was accepted."""
+    found = drifting.compared(Staged.of(s.spec, s.generation, s.receipts, s.plan.about, s.base))
+    if found.failed and not s.verbs.accept:
+        report = replace(summary.held_back(s), drift=found.drift)
+        raise GateFailed(drifting.refused(found, s.generation), report=report)
+    for finding in found.findings:
+        s.log.warn(f"{finding.text}{', which was accepted' if finding.failed else ''}")
+    return found
 
 
 def _whole(s: Scored, new: Counts) -> Whole:

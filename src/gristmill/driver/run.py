@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from gristmill.commit import generation as generations
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import delivering, indexing, selection, summary
+from gristmill.driver import delivering, drifting, indexing, selection, summary
 from gristmill.driver.choice import chosen
 from gristmill.driver.opening import Command, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
@@ -112,6 +112,7 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
                 if choice.plan is not None:
                     indexing.fitting(choice, choice.plan.about)
                     delivering.fitting(choice, choice.plan.about)
+                drifting.ready(choice)
                 scoring = Scoring(choice, stops)
                 with stops.heeded():
                     scored = yield from scoring.run()

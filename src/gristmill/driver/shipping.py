@@ -45,7 +45,7 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         output,
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
         files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, r.fingerprint.looked),
-        held=r.fingerprint.held, run=secrets.token_hex(6),
+        held=r.fingerprint.held, run=secrets.token_hex(6), profiled=tuple(job.gates.drift or ()),
     )  # fmt: skip
 
 

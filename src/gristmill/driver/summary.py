@@ -85,6 +85,11 @@ def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
     return {"endpoint": info.asks, "at_once": 0 if info.bulk else sums.flying}
 
 
+def held_back(scored: Scored) -> Report:
+    """The report of a run that has scored all rows, and that a gate holds back."""
+    return replace(_so_far(scored, scored.sums), state="gate failed")
+
+
 def finished(scored: Scored, whole: Whole) -> Report:
     """The report of a run that has published; `whole` is all of the live result."""
     report, own = _so_far(scored, scored.sums), scored.sums.figures

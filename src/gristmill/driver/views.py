@@ -22,6 +22,7 @@ from gristmill.commit.documents import Described, ModelRecord
 from gristmill.driver import (
     backends,
     delivering,
+    drifting,
     opening,
     pinning,
     planning,
@@ -160,7 +161,9 @@ def _held_back(spec: JobSpec, held: Held) -> list[str]:
         gating.final(spec.gates, counts, summed(found.errors for found in done), look, begun.kind == "append")
     except GateFailed as e:
         return [str(e)]
-    return []
+    plan = generations.read_plan(begun).about
+    found = drifting.compared(drifting.Staged.of(spec, begun, tuple(done), plan, held.latest))
+    return [drifting.refused(found, begun)] if found.failed else []
 
 
 def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str) -> list[delivering.Foreseen]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Range, is_of, options_of, size, whole
+from gristmill.job.drift import limits_of
 from gristmill.job.keywords import EngineOptions, names_of, option_fields, unknown
 from gristmill.job.registry import Registry
 
@@ -302,10 +303,18 @@ class Gates:
 
     `min_ok` is a share of the rows that are not filtered. One dead row is always allowed, so that a job of a few rows
     does not fail for it, unless `min_ok` is 1. A share of dead rows over `warn_failed` gives a warning.
+
+    The other gates compare with the result before, or with that of the sink that `against` names; both must have 100
+    rows or more. `drift` has a mapping for each column: measures with their limits (`{"score": {"psi": 0.25}}`), or
+    nothing for the usual ones; see `job.drift`.
     """
 
     not_shaping: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("min_ok", "warn_failed", "allow_empty"), "whether the result is published, not what it is"
+        (
+            *("min_ok", "warn_failed", "allow_empty", "min_rows", "warn_rows", "max_nulls", "warn_nulls"),
+            *("drift", "against"),
+        ),
+        "whether the result is published, not what it is",
     )
 
     min_ok: Annotated[
@@ -314,7 +323,34 @@ class Gates:
         Help("The minimum share of rows that must be scored; unless it is 1, one dead row is always allowed"),
     ] = 0.99
     warn_failed: Annotated[float, _SHARE, Help("The share of dead rows above which a run warns")] = 0.001
-    allow_empty: Annotated[bool, Help("Let a run over a source without rows succeed")] = False
+    allow_empty: Annotated[bool, Help("Let a run succeed of which no row is published: none read, or all left out")] = (
+        False
+    )
+    min_rows: Annotated[
+        float,
+        _SHARE,
+        Help("The fewest rows to be published, as a share of those of the result before (0: any number)"),
+    ] = 0.1
+    warn_rows: Annotated[
+        float,
+        _SHARE,
+        Help("A run warns with fewer rows than this share of those of the result before (0.5: half; or over double)"),
+    ] = 0.5
+    max_nulls: Annotated[
+        float, _SHARE, Help("By how much the share of nulls in a column may rise over that of the result before")
+    ] = 0.5
+    warn_nulls: Annotated[float, _SHARE, Help("The rise in the share of nulls above which a run warns")] = 0.05
+    drift: Annotated[
+        Mapping[str, Any] | None,
+        Help("Columns whose values must be like those of the result before, each with measures and limits", flag=None),
+    ] = None
+    against: Annotated[
+        str | None,
+        Help("The sink with the result to compare with, instead of this sink's own", "SINK"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        limits_of(self.drift)
 
     def allowed(self, rows: int) -> int:
         """How many of this many rows may be dead."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -13,7 +13,7 @@ from gristmill.observe.tables import clip
 from gristmill.shards.counts import Counts
 
 if TYPE_CHECKING:
-    from gristmill.commit.documents import Delivered
+    from gristmill.commit.documents import Delivered, Drifted
     from gristmill.files.contract import Files
 
 DIGEST = 12  # characters of a digest to show: enough to distinguish any two models of a project
@@ -82,6 +82,7 @@ class Report:
     skipped: tuple[str, ...] = ()  # files of the source that could not be read, with the reason
     format: str = "parquet"  # of the sink
     details: Mapping[str, Any] = field(default_factory=dict)
+    drift: tuple[Drifted, ...] = ()  # how far columns are from those of the result before
     deliveries: tuple[Delivered, ...] = ()  # receipts of the stores that the result is in
     opened: tuple[str, Files] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
 
@@ -209,8 +210,19 @@ def summary_rows(report: Report) -> list[Row]:
         rows.append(("asked", "", asked(report.used)))
     if runs_on := report.details.get("runs_on"):
         rows.append(("on", "", _runs_on(runs_on)))
+    rows += [(label, "", text) for label, text in drift_rows(report.drift)]
     rows += [("delivered", units.count(d.rows), f"{d.to}, {d.mode}") for d in report.deliveries]
     return rows
+
+
+def drift_rows(drift: Sequence[Drifted]) -> list[tuple[str, str]]:
+    """A line for each column that was compared: `drift score`, `psi 0.031, ks 0.022 (warned)`."""
+    columns = dict.fromkeys(d.column for d in drift)
+    said = {"held": "", "warned": " (warned)", "failed": " (over its limit)"}
+    return [
+        (f"drift {c}", ", ".join(f"{d.measure} {d.figure:.3g}{said[d.verdict]}" for d in drift if d.column == c))
+        for c in columns
+    ]
 
 
 def count_rows(counts: Counts, errors: Mapping[str, int] | None = None) -> list[Row]:

@@ -108,6 +108,7 @@ class Recipe:
     named: tuple[Any, ...] = ()  # fingerprint.pins.Named: files that arguments name
     held: tuple[Any, ...] = ()  # fingerprint.values.Held: what names in them stood for then
     loaded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # models.loaded: what earlier runs noted
+    profiled: tuple[str, ...] = ()  # columns of whose values receipts have a profile
 
 
 @dataclass(frozen=True)

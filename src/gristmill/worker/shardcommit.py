@@ -19,6 +19,8 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.secret import Secret, scrub_values
 from gristmill.process.failure import storable
+from gristmill.profiles.columns import profiled
+from gristmill.profiles.profile import Profile
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import WorkFile
 from gristmill.sinks.partition import divided
@@ -51,6 +53,7 @@ class ShardCommit:
         self._inputs: dict[str, int] = {}
         self._read: list[str] = []
         self._finished: list[WorkFile] = []
+        self._profile = Profile()
 
     def add(self, scored: Scored) -> None:
         """Write a window's rows and dead letters."""
@@ -63,6 +66,7 @@ class ShardCommit:
                 )
             self._rows.write(rows)
             self._note_inputs(rows, scored)
+            self._profile = self._profile + profiled(_with_inputs(rows, scored), self._recipe.profiled, self._profile)
         paths = self._task.paths
         for letter in scored.window.letters:
             self._bury(letter)
@@ -88,7 +92,7 @@ class ShardCommit:
         self._files.settle([f.path for f in self._finished])
         figures = {**self._figures, **{k: float(v) for k, v in self._inputs.items()}}
         number, read = self._task.shard.number, tuple(self._read)
-        mine = Receipt(number, self.nonce, counts.values(), parts, figures, self._errors, read)
+        mine = Receipt(number, self.nonce, counts.values(), parts, figures, self._errors, read, profile=self._profile)
         standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
         if standing.nonce != self.nonce:
             self.abort()
@@ -212,6 +216,16 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
             raise BadOutput(f"these rows have no column {lost[0]!r}, which the first rows had: return it for every row")
         table = fit(table, task.schema)
     return table
+
+
+def _with_inputs(written: pa.Table, scored: Scored) -> pa.Table:
+    """The rows as they are written, with the columns beside them that steps and model had and that are not written."""
+    names = [n for n in scored.rows.column_names if n not in written.column_names]
+    if not names or scored.rows.num_rows != written.num_rows:
+        return written
+    given = scored.rows.select(names)
+    columns, fields = [*written.columns, *given.columns], [*written.schema, *given.schema]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
 
 def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:

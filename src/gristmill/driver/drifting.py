@@ -1,0 +1,231 @@
+"""What is about to be published, held against the result before, or another that the job names: which that is, where
+its profile comes from, and what follows. The profile of a result is kept beside its plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill.commit import drift, publication
+from gristmill.commit import receipt as receipts
+from gristmill.commit.documents import Described, Drifted, ProfileRecord
+from gristmill.commit.drift import Finding, Side
+from gristmill.commit.generation import Generation, decode_schema, generations
+from gristmill.commit.publication import Publication, live_of
+from gristmill.commit.receipt import Receipt
+from gristmill.driver.choice import Chosen
+from gristmill.errors import BadJob, BadSource, CorruptStore
+from gristmill.files import roots
+from gristmill.files.disk import join
+from gristmill.job.job import JobSpec
+from gristmill.job.options import Gates
+from gristmill.profiles.columns import profiled
+from gristmill.profiles.profile import Profile, summed
+from gristmill.profiles.sketch import library
+from gristmill.result import reading
+from gristmill.sinks.formats import sink_format
+
+PROFILE = "profile.json"
+
+
+@dataclass(frozen=True)
+class Staged:
+    """All rows of a generation, committed and not published; `base` is the result that they are added to."""
+
+    gates: Gates
+    generation: Generation
+    receipts: Sequence[Receipt]
+    about: Described
+    base: Publication | None
+    storage: Any
+
+    @staticmethod
+    def of(
+        spec: JobSpec, generation: Generation, done: Sequence[Receipt], about: Described, latest: Publication | None
+    ) -> Staged:
+        """What a generation has scored; `latest` is the result that it is added to, if it is added to one."""
+        base = latest if generation.base is not None else None
+        return Staged(spec.gates, generation, done, about, base, _storage(spec))
+
+    @property
+    def rows(self) -> int:
+        """How many rows were scored."""
+        return sum(part.rows for receipt in self.receipts for part in receipt.parts if part.role == "rows")
+
+    def own(self) -> Profile | None:
+        """The profile of these rows."""
+        found = summed(receipt.profile for receipt in self.receipts)
+        files, root = self.generation.files, self.generation.root
+        parts = [f for f in live_of(self.generation, self.receipts) if f.role == "rows"]
+        return _completed(
+            found, self.gates.drift or (), self.about, self.rows,
+            lambda: reading.dataset_of(root, files, parts, self.about),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What was found: sentences about what is not as before, the figures of each column, and the profiles; `whole` is
+    that of the result as it will be, `own` that of the rows of this run.
+    """
+
+    findings: tuple[Finding, ...]
+    drift: tuple[Drifted, ...]
+    own: Profile | None
+    whole: Profile | None
+
+    @property
+    def failed(self) -> list[str]:
+        """Why nothing may be published."""
+        return [found.text for found in self.findings if found.failed]
+
+    def keep(self, generation: Generation) -> None:
+        """Keep the profile beside the plan, for the runs to come."""
+        if self.whole is not None and self.own is not None:
+            record = ProfileRecord(self.whole, self.own, self.drift)
+            generation.files.write_over(join(generation.folder, PROFILE), record.dump())
+
+
+def ready(at: Chosen) -> None:
+    """Before any row is scored: whether there is what the gates compare with. Raises BadJob."""
+    gates = at.spec.gates
+    if gates.drift:
+        library()
+    _named(gates, _storage(at.spec))
+    if at.plan is not None:
+        fitting(at, at.plan.about)
+
+
+def fitting(at: Chosen, about: Described, columns: Iterable[str] = ()) -> None:
+    """Once the columns are known, see that those that are to be compared are among them; `columns` are others that the
+    rows have. Raises BadJob.
+    """
+    written = decode_schema(about.output_schema)
+    read = at.resolved.schema
+    known: dict[str, Any] = dict.fromkeys(columns)
+    if not known:  # of an earlier run: what steps made is not known any more
+        known = dict.fromkeys(at.spec.gates.drift or ()) if at.spec.steps else {}
+    known |= {f.name: f.type for f in read} if not at.spec.steps else {}
+    drift.check(at.spec.gates.drift, {**known, **{f.name: f.type for f in written}})
+
+
+def compared(t: Staged) -> Compared:
+    """Hold what is staged against the result before, or the one that is named."""
+    kind = t.generation.kind
+    own = t.own()
+    base = None if t.base is None else profile_of(t.base, t.gates.drift or ())
+    whole = own if t.base is None else summed([base, own])
+    other = None if kind == "retry-dead" else _before(t)
+    if other is None:
+        return Compared((), (), own, whole)
+    before, named = other
+    past = base if t.base is not None and not named else profile_of(before, t.gates.drift or ())
+    name = f"the result of {t.gates.against}" if named else f"the result before (generation {before.generation})"
+    adds = kind == "append" and not named
+    then = Side(name, before.body.rows_ok, decode_schema(before.body.output_schema), past, _added(before))
+    now = Side("this run", t.rows, decode_schema(t.about.output_schema), own, t.rows if adds else None)
+    findings = [
+        *drift.of_rows(t.gates, then, now), *drift.of_columns(then, now), *drift.of_nulls(t.gates, then, now),
+    ]  # fmt: skip
+    figures: tuple[Drifted, ...] = ()
+    if t.gates.drift and t.rows:
+        past, new = past or Profile(), own or Profile()
+        figures = tuple(drift.of_values(t.gates, past, new, name))
+        findings += drift.of_drift(figures)
+        if missing := drift.unknown(t.gates, past, new):
+            findings.append(Finding(f"drift of {', '.join(missing)} is not known: {_why(missing, past, name)}"))
+    return Compared(tuple(findings), figures, own, whole)
+
+
+def refused(found: Compared, generation: Generation) -> str:
+    """Why what is staged is not published, and what to do about it."""
+    return (
+        f"{'; '.join(found.failed)}; nothing new was published (its rows are staged in {generation.work}; --accept, "
+        "accept=True, publishes them once you have looked; other limits are options of gates)"
+    )
+
+
+def _why(missing: list[str], past: Profile, name: str) -> str:
+    if missing[0] not in past.columns:
+        return f"{name} has no profile of its values, as nothing asked for it then; the next run can be compared"
+    return "some rows were scored before it was asked for: --restart (restart=True) profiles all"
+
+
+def profile_of(result: Publication, columns: Iterable[str]) -> Profile | None:
+    """The profile of a published result. What is not known of the values of `columns` is read from its files."""
+    found = _kept(result)
+    whole = found.whole if found is not None else summed(r.profile for r in _receipts(result))
+    return _completed(
+        whole, columns, result.body, result.body.rows_ok, lambda: reading.readable_dataset(result, "rows")
+    )
+
+
+def _completed(
+    found: Profile | None, columns: Iterable[str], about: Described, rows: int, dataset: Callable[[], Any]
+) -> Profile | None:
+    """A profile of written rows, with the values of those written `columns` that it has not looked at."""
+    names = decode_schema(about.output_schema).names
+    missing = [n for n in columns if n in names and (found is None or n not in found.columns)]
+    if not missing or not rows or not sink_format(about.sink_format).tables:
+        return found
+    read = Profile()
+    for batch in dataset().to_batches(columns=missing):
+        read = read + profiled(pa.Table.from_batches([batch]), missing, read)
+    return read if found is None else found.beside(read)
+
+
+def _before(t: Staged) -> tuple[Publication, bool] | None:
+    """The result to compare with, and whether the job names it; None if there is none yet."""
+    if (named := _named(t.gates, t.storage)) is not None:
+        return named, True
+    last = publication.load(t.generation.root, t.generation.predecessor, t.generation.files)
+    return None if last is None else (last, False)
+
+
+def _named(gates: Gates, storage: Any) -> Publication | None:
+    if gates.against is None:
+        return None
+    try:
+        root, files = roots.opened(gates.against, storage if "://" in gates.against else {})
+        return publication.published(root, files)
+    except (BadSource, OSError, CorruptStore) as e:
+        raise BadJob(f"gates.against names {gates.against!r}, with which nothing can be compared: {e}") from e
+
+
+def _storage(spec: JobSpec) -> Any:
+    return {} if spec.sink is None else spec.sink.storage
+
+
+def _generation(result: Publication, number: int) -> Generation | None:
+    return next((g for g in generations(result.root, result.files) if g.number == number and not g.lost), None)
+
+
+def _kept(result: Publication) -> ProfileRecord | None:
+    own = _generation(result, result.generation)
+    if own is None:
+        return None
+    try:
+        return ProfileRecord.load_from(join(own.folder, PROFILE), result.files)
+    except (FileNotFoundError, CorruptStore):
+        return None
+
+
+def _receipts(result: Publication) -> list[Receipt]:
+    """The receipts of a result's shards; one without a profile for each generation whose receipts are lost."""
+    known = {g.number: g for g in generations(result.root, result.files) if not g.lost}
+    found = []
+    for number in result.generations:
+        some = receipts.standing(known[number].receipts, result.files) if number in known else {}
+        found += list(some.values()) or [Receipt(0, "", (), ())]
+    return found
+
+
+def _added(result: Publication) -> int | None:
+    """How many rows the last run added to a result; None if it made all of it, or if that is not known."""
+    own = _generation(result, result.generation)
+    kept = _kept(result) if own is not None and own.kind == "append" else None
+    return None if kept is None else kept.own.rows

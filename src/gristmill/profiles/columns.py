@@ -1,0 +1,168 @@
+"""Profiles of Arrow tables. Counts of nulls cost nothing; values are looked at in the columns asked for, by numpy and
+Arrow, a column at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.profiles.profile import LONG, MOST, ColumnProfile, Kind, Profile, text_of
+from gristmill.profiles.sketch import merged, sketched
+
+PEEK = 2048  # values that tell, without a look at the others, that a column has many different ones
+BLOCK = 2048  # vectors that are summed at a time, as float64
+
+
+def profiled(rows: pa.Table, asked: Collection[str] = (), before: Profile | None = None) -> Profile:
+    """The profile of a table, with the values of the columns `asked` for. `before` is that of rows to which these will
+    be added: what was many there is not counted again.
+    """
+    nulls, columns = dict[str, int](), dict[str, ColumnProfile]()
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        nulls[name] = column.null_count
+        if name in asked:
+            known = None if before is None else before.columns.get(name)
+            many = known is not None and known.held > 0 and known.counts is None
+            columns[name] = _looked_at(column, nulls[name], many)
+    return Profile(rows.num_rows, nulls, columns)
+
+
+def kind_of(stored: pa.DataType) -> Kind:
+    """What the values of a type are to a profile."""
+    t, kind = pa.types, getattr(stored, "storage_type", stored)
+    if t.is_dictionary(kind):
+        return kind_of(kind.value_type)
+    if t.is_boolean(kind):
+        return "boolean"
+    if t.is_integer(kind) or t.is_temporal(kind):
+        return "whole"
+    if t.is_floating(kind) or t.is_decimal(kind):
+        return "number"
+    if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
+        return "text"
+    if t.is_fixed_size_list(kind) or t.is_list(kind) or t.is_large_list(kind):
+        inner = kind.value_type
+        return "vector" if t.is_floating(inner) or t.is_integer(inner) else "other"
+    return "other"
+
+
+def _looked_at(column: pa.ChunkedArray, nulls: int, many: bool) -> ColumnProfile:
+    kind, rows = kind_of(column.type), len(column)
+    if kind == "other" or nulls == rows:
+        return ColumnProfile(rows, nulls, kind)
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):  # what one array cannot hold
+        parts = [_looked_at(pa.chunked_array([c]), c.null_count, many) for c in whole.chunks]
+        return sum(parts[1:], parts[0])
+    array = getattr(whole, "storage", whole)
+    if kind == "vector":
+        return _vectors(array, rows, nulls)
+    if kind in ("text", "boolean"):
+        return _texts(array, rows, nulls, kind, many)
+    return _numbers(array, rows, nulls, kind, many)
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def _numbers(array: pa.Array, rows: int, nulls: int, kind: Kind, many: bool) -> ColumnProfile:
+    values = _as_numpy(array)
+    strange = 0
+    if values.dtype.kind == "f":
+        finite = np.isfinite(values)
+        if not finite.all():
+            values, strange = values[finite], int(len(finite) - finite.sum())
+    if not many and len(np.unique(values[:PEEK])) <= MOST[kind]:
+        found, counts = np.unique(values, return_counts=True)
+        if len(found) <= MOST[kind]:
+            counted = dict(zip(map(_number, found.tolist()), counts.tolist(), strict=True))
+            return ColumnProfile(rows, nulls, kind, strange, counted)
+    return ColumnProfile(rows, nulls, kind, strange, sketch=sketched(values))
+
+
+def _as_numpy(array: pa.Array) -> np.ndarray:
+    """Values without nulls; times and dates as whole numbers, decimals as floats."""
+    t = pa.types
+    if t.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    array = array.drop_null() if array.null_count else array
+    if t.is_temporal(array.type):
+        array = array.cast(pa.int32() if array.type.bit_width == 32 else pa.int64())
+    elif t.is_decimal(array.type):
+        array = array.cast(pa.float64())
+    values: np.ndarray = array.to_numpy(zero_copy_only=False)
+    return values.astype(np.float32) if values.dtype == np.float16 else values
+
+
+def _number(value: float) -> str:
+    """The text of a number: 1 and 1.0 are the same."""
+    if isinstance(value, int):
+        return str(value)
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+# ---------------------------------------------------------------- texts
+
+
+def _texts(array: pa.Array, rows: int, nulls: int, kind: Kind, many: bool) -> ColumnProfile:
+    counts = None if many else _categories(array, kind)
+    if counts is not None:
+        return ColumnProfile(rows, nulls, kind, counts=counts)
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    lengths = pc.binary_length(array.cast(pa.large_string()) if pa.types.is_string_view(array.type) else array)
+    return ColumnProfile(rows, nulls, kind, sketch=sketched(_as_numpy(lengths)))
+
+
+def _categories(array: pa.Array, kind: Kind) -> dict[str, int] | None:
+    """How often each text occurs; None if they are too many, or too long."""
+    head = array.slice(0, PEEK).unique()
+    if len(head) - head.null_count > MOST[kind]:
+        return None
+    found = pc.value_counts(array)
+    values, counts = found.field("values"), found.field("counts").to_pylist()
+    if len(values) > MOST[kind] + 1:
+        return None
+    names = [_name(value) for value in _bytes_of(values)]
+    if any(name is not None and len(name) > LONG for name in names):
+        return None
+    made = {str(n, "utf-8", "backslashreplace"): c for n, c in zip(names, counts, strict=True) if n is not None}
+    return made if len(made) <= MOST[kind] else None
+
+
+def _bytes_of(values: pa.Array) -> list[Any]:
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return list(values.to_pylist() if pa.types.is_boolean(values.type) else values.cast(pa.large_binary()).to_pylist())
+
+
+def _name(value: bytes | bool | None) -> bytes | None:
+    return (b"1" if value else b"0") if isinstance(value, bool) else value
+
+
+# ---------------------------------------------------------------- vectors
+
+
+def _vectors(array: pa.Array, rows: int, nulls: int) -> ColumnProfile:
+    array = array.drop_null() if array.null_count else array
+    lengths = pc.list_value_length(array).unique().to_pylist()
+    if len(lengths) != 1 or not lengths[0]:
+        return ColumnProfile(rows, nulls, "other")
+    flat = array.flatten().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
+    total, squares, held, sketch = np.zeros(lengths[0]), 0.0, 0, dict[str, str]()
+    for start in range(0, len(flat), BLOCK):
+        block = flat[start : start + BLOCK].astype(np.float64)
+        norms = np.einsum("ij,ij->i", block, block)
+        if not (finite := np.isfinite(norms)).all():
+            block, norms = block[finite], norms[finite]
+        total += block.sum(axis=0)
+        squares += float(norms.sum())
+        held += len(norms)
+        sketch = dict(merged(sketch, sketched(np.sqrt(norms))))
+    strange = len(flat) - held
+    return ColumnProfile(rows, nulls, "vector", strange, sketch=sketch, total=text_of(total), squares=squares)
