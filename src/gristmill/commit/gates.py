@@ -16,6 +16,9 @@ from gristmill.shards.counts import Counts
 from gristmill.sinks.formats import sink_format
 
 
+MANY = 100  # rows of which an append has to add some: with fewer, a condition may well have left out all of them
+
+
 @dataclass(frozen=True)
 class Staged:
     """What `audit=` hooks are given: the result as it would be published, before it is. For an append or a retry that
@@ -90,12 +93,13 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
 
 def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, adds: bool = False) -> None:
     """Raises GateFailed if the result is empty or too few rows were scored. `look` as for `early`. A run that `adds` to
-    a result may add nothing at all: a file without rows, or with all of them filtered out.
+    a result may add nothing at all: a file without rows, or a few rows that are all filtered out.
     """
     dead = counts.all_dead
     scored = counts.ok + dead
-    if counts.ok == 0 and not gates.allow_empty and not (adds and not dead):
-        none = f"none of {counts.rows_in} rows was scored{_why(errors)}"
+    if counts.ok == 0 and not gates.allow_empty and not (adds and not dead and counts.rows_in < MANY):
+        left = ": all were filtered out" if counts.rows_in and not dead else _why(errors)
+        none = f"none of {counts.rows_in} rows was scored{left}"
         why = "the source has no rows" if counts.rows_in == 0 else none
         shown = f"{look}; " if dead else ""
         ways = "--allow-empty, gates: {allow_empty: true}; or --accept, accept=True"

@@ -101,16 +101,16 @@ def ready(at: Chosen) -> None:
 
 
 def fitting(at: Chosen, about: Described, columns: Iterable[str] = ()) -> None:
-    """Once the columns are known, see that those that are to be compared are among them; `columns` are others that the
-    rows have. Raises BadJob.
+    """Once the columns are known, see that those that are to be compared are among them; `columns` are those that the
+    first rows had, if any was scored. Raises BadJob.
     """
-    written = decode_schema(about.output_schema)
-    read = at.resolved.schema
+    asked, r = at.spec.gates.drift or {}, at.resolved
     known: dict[str, Any] = dict.fromkeys(columns)
-    if not known:  # of an earlier run: what steps made is not known any more
-        known = dict.fromkeys(at.spec.gates.drift or ()) if at.spec.steps else {}
-    known |= {f.name: f.type for f in read} if not at.spec.steps else {}
-    drift.check(at.spec.gates.drift, {**known, **{f.name: f.type for f in written}})
+    if not at.spec.steps:
+        known |= {f.name: f.type for f in r.schema if r.columns is None or f.name in r.columns}
+    elif not known:  # what steps make is only known once they have run
+        known = dict.fromkeys(asked)
+    drift.check(asked, {**known, **{f.name: f.type for f in decode_schema(about.output_schema)}})
 
 
 def compared(t: Staged) -> Compared:

@@ -148,7 +148,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     )
     indexing.fitting(at, about)
     delivering.fitting(at, about)
-    drifting.fitting(at, about, answer["columns"])
+    drifting.fitting(at, about, answer.get("columns", ()))
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
     return Planned(**{**vars(at), "plan": plan})

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gristmill.profiles.profile import ColumnProfile, sketch_of
-from gristmill.profiles.sketch import Ranks
+from gristmill.profiles.profile import ColumnProfile, numbers_of
+from gristmill.profiles.sketch import Counted, Ranks
 
 FEW = 20  # different numbers in the reference up to which each is a bin of its own
 EMPTY = 1e-4  # the share that an empty bin counts as in a PSI
@@ -59,7 +59,7 @@ def ks(reference: ColumnProfile, current: ColumnProfile) -> Found | None:
     """
     if not reference.held or not current.held:
         return None
-    a, b = Ranks(sketch_of(reference)), Ranks(sketch_of(current))
+    a, b = _ranks(reference), _ranks(current)
     points = np.unique(np.concatenate([a.values, b.values]))
     apart = np.abs(a.below(points, inclusive=True) - b.below(points, inclusive=True)).max()
     return Found(float(apart), math.sqrt(math.log(2000) / 2 * _parts(reference, current)))
@@ -125,11 +125,15 @@ def binned(reference: ColumnProfile, current: ColumnProfile) -> tuple[np.ndarray
             np.array([r.get(n, 0) for n in names]) / reference.held,
             np.array([c.get(n, 0) for n in names]) / current.held,
         )
-    a, b = Ranks(sketch_of(reference)), Ranks(sketch_of(current))
+    a, b = _ranks(reference), _ranks(current)
     edges = _edges(
         min(a.least, b.least), max(a.most, b.most), a.rows + b.rows, reference.kind == current.kind == "whole"
     )
     return _shares(a, edges), _shares(b, edges)
+
+
+def _ranks(column: ColumnProfile) -> Ranks | Counted:
+    return Ranks(column.sketch) if column.counts is None else Counted(*numbers_of(column.counts, column.kind))
 
 
 def _edges(least: float, most: float, rows: int, whole: bool) -> np.ndarray:
@@ -142,7 +146,7 @@ def _edges(least: float, most: float, rows: int, whole: bool) -> np.ndarray:
     return np.linspace(least, most, math.ceil((most - least) / width) + 1)
 
 
-def _shares(ranks: Ranks, edges: np.ndarray) -> np.ndarray:
+def _shares(ranks: Ranks | Counted, edges: np.ndarray) -> np.ndarray:
     below = ranks.below(edges)
     below[0], below[-1] = 0.0, 1.0
     return np.diff(below)
