@@ -1,4 +1,4 @@
-"""How far two columns are apart: the figures of Evidently on the same values, and of scipy by the published formulas."""
+"""How far two columns are apart: Evidently's figures for the same values, and those of scipy by the formulas."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -50,7 +52,7 @@ def agree(a: ColumnProfile, b: ColumnProfile) -> None:
 def test_any_split_adds_up(rows: list[tuple[object, ...]], cuts: list[int], backwards: bool) -> None:
     """Parts merged in any order are the whole: counts exactly, quantiles within the sketch's error."""
     whole, edges = table(rows), sorted({0, len(rows), *(c for c in cuts if c < len(rows))})
-    parts = [profiled(whole.slice(a, b - a), TYPES) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [profiled(whole.slice(a, b - a), TYPES) for a, b in itertools.pairwise(edges)]
     found = summed(parts[::-1] if backwards else parts)
     straight = profiled(whole, TYPES)
     assert found is not None and (found.rows, dict(found.nulls)) == (
@@ -82,9 +84,8 @@ def test_long_columns_add_up(rows: int) -> None:
             held = held + profiled(window, whole.column_names, held)
         shards.append(held)
     found = summed(shards)
-    assert found is not None and found.columns["label"].counts == {
-        v: exact_count for v, exact_count in zip(*np.unique(whole["label"].to_numpy(), return_counts=True), strict=True)
-    }
+    labels = dict(zip(*np.unique(whole["label"].to_numpy(), return_counts=True), strict=True))
+    assert found is not None and found.columns["label"].counts == labels
     for name, values in exact.items():
         ranks, ranked = Ranks(sketch_of(found.columns[name])), np.sort(values.astype("float64"))
         points = np.unique(ranked[:: max(1, rows // 500)])

@@ -15,7 +15,6 @@ from gristmill.process.contained import called
 from gristmill.shards.counts import Counts
 from gristmill.sinks.formats import sink_format
 
-
 MANY = 100  # rows of which an append has to add some: with fewer, a condition may well have left out all of them
 
 

@@ -15,6 +15,8 @@ from gristmill.profiles.profile import LONG, MOST, ColumnProfile, Kind, Profile,
 from gristmill.profiles.sketch import merged, sketched
 
 PEEK = 2048  # values that tell, without a look at the others, that a column has many different ones
+BLOCK_ROWS = 1 << 16
+BLOCK_BYTES = 8 << 20
 BLOCK = 2048  # vectors that are summed at a time, as float64
 
 
@@ -30,6 +32,40 @@ def profiled(rows: pa.Table, asked: Collection[str] = (), before: Profile | None
             many = known is not None and known.held > 0 and known.counts is None
             columns[name] = _looked_at(column, nulls[name], many)
     return Profile(rows.num_rows, nulls, columns)
+
+
+class Profiling:
+    """The profile of rows that come a window at a time. Their values are looked at in larger blocks, as every merging
+    of sketches costs as much as a look at some thousand numbers.
+    """
+
+    def __init__(self, asked: Collection[str]) -> None:
+        self._asked = asked
+        self._counts = self._values = Profile()
+        self._held: list[pa.Table] = []
+
+    def add(self, rows: pa.Table) -> None:
+        """Take in some rows. Their columns are held, at most BLOCK_ROWS and BLOCK_BYTES of those that are asked for."""
+        self._counts = self._counts + profiled(rows)
+        if not self._asked:
+            return
+        some = rows.select([name for name in rows.column_names if name in self._asked])
+        if self._held and not some.schema.equals(self._held[0].schema):
+            self._look()
+        self._held.append(some)
+        rows_held, bytes_held = sum(t.num_rows for t in self._held), sum(t.nbytes for t in self._held)
+        if rows_held >= BLOCK_ROWS or bytes_held >= BLOCK_BYTES:
+            self._look()
+
+    def profile(self) -> Profile:
+        """The profile of all rows so far."""
+        self._look()
+        return self._counts.beside(self._values)
+
+    def _look(self) -> None:
+        if self._held:
+            self._values = self._values + profiled(pa.concat_tables(self._held), self._asked, self._values)
+        self._held = []
 
 
 def kind_of(stored: pa.DataType) -> Kind:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import random
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ import numpy as np
 from gristmill.process.extras import require
 
 Sketch = Mapping[str, str]
+
+_CHANCE = random.Random()  # its own: a function of the user may have seeded the one that all share
 
 K = 800  # rank errors under 0.5 % (99 % confidence, as DataSketches gives it), in 20 kB
 UNIT = 8
@@ -37,7 +40,7 @@ def sketched(values: np.ndarray) -> Sketch:
         return {"1": _of(values)}
     ranked = np.sort(values)
     whole = 1 + (len(ranked) - 2) // UNIT * UNIT  # the least and the greatest are kept
-    first = int(np.random.default_rng().integers(UNIT))  # so that errors of many windows cancel out
+    first = _CHANCE.randrange(UNIT)  # so that errors of many windows cancel out
     rest = np.concatenate([ranked[:1], ranked[whole:]])
     return {str(UNIT): _of(ranked[1 + first : whole : UNIT]), "1": _of(rest)}
 
@@ -91,7 +94,8 @@ class Ranks:
         for unit, part in self._parts:
             # Its iterator would give items with weights, but wrong ones where a level is empty (datasketches 5.2).
             total += unit * part.n * np.asarray(part.get_cdf(some, inclusive)[:-1])
-        return total[place] / self.rows
+        shares: np.ndarray = total[place] / self.rows
+        return shares
 
 
 class Counted:

@@ -19,8 +19,7 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.secret import Secret, scrub_values
 from gristmill.process.failure import storable
-from gristmill.profiles.columns import profiled
-from gristmill.profiles.profile import Profile
+from gristmill.profiles.columns import Profiling
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import WorkFile
 from gristmill.sinks.partition import divided
@@ -53,7 +52,7 @@ class ShardCommit:
         self._inputs: dict[str, int] = {}
         self._read: list[str] = []
         self._finished: list[WorkFile] = []
-        self._profile = Profile()
+        self._profiling = Profiling(recipe.profiled)
 
     def add(self, scored: Scored) -> None:
         """Write a window's rows and dead letters."""
@@ -66,7 +65,7 @@ class ShardCommit:
                 )
             self._rows.write(rows)
             self._note_inputs(rows, scored)
-            self._profile = self._profile + profiled(_with_inputs(rows, scored), self._recipe.profiled, self._profile)
+            self._profiling.add(_with_inputs(rows, scored))
         paths = self._task.paths
         for letter in scored.window.letters:
             self._bury(letter)
@@ -92,7 +91,9 @@ class ShardCommit:
         self._files.settle([f.path for f in self._finished])
         figures = {**self._figures, **{k: float(v) for k, v in self._inputs.items()}}
         number, read = self._task.shard.number, tuple(self._read)
-        mine = Receipt(number, self.nonce, counts.values(), parts, figures, self._errors, read, profile=self._profile)
+        mine = Receipt(
+            number, self.nonce, counts.values(), parts, figures, self._errors, read, profile=self._profiling.profile()
+        )
         standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
         if standing.nonce != self.nonce:
             self.abort()
