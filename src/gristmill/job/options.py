@@ -293,6 +293,7 @@ def _engine(name: str, options: Mapping[str, Any]) -> EngineSpec:
     return EngineSpec(name, **common, options={k: v for k, v in options.items() if k not in common})
 
 
+_BEFORE = "Compared with the result before"
 _SHARE = Range("give a share between 0 and 1, for example 0.99", 0, 1)
 
 
@@ -329,24 +330,26 @@ class Gates:
     min_rows: Annotated[
         float,
         _SHARE,
-        Help("The fewest rows to be published, as a share of those of the result before (0: any number)"),
+        Help("The fewest rows to publish, as a share of those of the result before (0: any number)", group=_BEFORE),
     ] = 0.1
     warn_rows: Annotated[
         float,
         _SHARE,
-        Help("A run warns with fewer rows than this share of those of the result before (0.5: half; or over double)"),
+        Help("A run warns with fewer rows than this share of those before (0.5: half; or over double)", group=_BEFORE),
     ] = 0.5
     max_nulls: Annotated[
-        float, _SHARE, Help("By how much the share of nulls in a column may rise over that of the result before")
+        float, _SHARE, Help("By how much the share of nulls in a column may rise over that before", group=_BEFORE)
     ] = 0.5
-    warn_nulls: Annotated[float, _SHARE, Help("The rise in the share of nulls above which a run warns")] = 0.05
+    warn_nulls: Annotated[
+        float, _SHARE, Help("The rise in the share of nulls above which a run warns", group=_BEFORE)
+    ] = 0.05
     drift: Annotated[
         Mapping[str, Any] | None,
         Help("Columns whose values must be like those of the result before, each with measures and limits", flag=None),
     ] = None
     against: Annotated[
         str | None,
-        Help("The sink with the result to compare with, instead of this sink's own", "SINK"),
+        Help("The sink whose result to compare with, instead of the one before", "SINK", group=_BEFORE),
     ] = None
 
     def __post_init__(self) -> None:
