@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.commit.receipt import Receipt
-from gristmill.profiles.columns import kind_of, profiled
+from gristmill.profiles.columns import Profiling, kind_of, profiled
 from gristmill.profiles.profile import ColumnProfile, Profile, sketch_of, summed
 from gristmill.profiles.sketch import K, Ranks, repeated, sketched
 
@@ -104,11 +104,29 @@ def test_what_a_receipt_holds_reads_back() -> None:
 
 
 def test_columns_that_came_later_are_null_before() -> None:
-    """As gm.read shows them; of values that only some rows' profiles have looked at nothing is said."""
+    """As gm.read shows them, if that is said; else nothing is known of them, nor of values that only some looked at."""
     old, new = profiled(pa.table({"a": [1, 2]}), ["a"]), profiled(pa.table({"a": [3], "b": ["x"]}), ["a", "b"])
-    both = old + new
+    assert dict((old + new).nulls) == {"a": 0} and list((new + old).columns) == ["a"]
+    both = old.read_as(["a", "b"]) + new
     assert dict(both.nulls) == {"a": 0, "b": 2} and both.columns["b"].counts == {"x": 1}
     assert dict((both + profiled(pa.table({"a": [1], "b": ["y"]}), ["a"])).columns).keys() == {"a"}
+
+
+def test_rows_by_windows() -> None:
+    """The profile of a shard is that of its rows; a column that some windows lack is unknown."""
+    r = np.random.default_rng(3)
+    whole = pa.table({"n": r.random(200_000), "label": np.array(["a", "b"])[r.integers(0, 2, 200_000)]})
+    for step in (64, 16_384, 70_000):
+        made = Profiling(["n", "label", "other"])
+        for start in range(0, 50 * step if step == 64 else whole.num_rows, step):
+            made.add(whole.slice(start, step))
+        rows = made.profile().rows
+        for name, column in profiled(whole.slice(0, rows), ["n", "label"]).columns.items():
+            agree(made.profile().columns[name], column)
+    made.add(whole.select(["label"]))
+    assert dict(made.profile().nulls) == {"label": 0} and list(made.profile().columns) == ["label"]
+    made.add(pa.table({"x": [1]}))
+    assert made.profile() == Profile(made.profile().rows)
 
 
 def test_types_that_change_their_column() -> None:

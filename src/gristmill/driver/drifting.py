@@ -118,7 +118,8 @@ def compared(t: Staged) -> Compared:
     kind = t.generation.kind
     own = t.own()
     base = None if t.base is None else profile_of(t.base, t.gates.drift or ())
-    whole = own if t.base is None else summed([base, own])
+    names = decode_schema(t.about.output_schema).names  # of which the base may lack some (evolve)
+    whole = own if t.base is None else summed([base and base.read_as(names), own])
     other = None if kind == "retry-dead" else _before(t)
     if other is None:
         return Compared((), (), own, whole)
@@ -152,7 +153,10 @@ def refused(found: Compared, generation: Generation) -> str:
 def _why(missing: list[str], past: Profile, name: str) -> str:
     if missing[0] not in past.columns:
         return f"{name} has no profile of its values, as nothing asked for it then; the next run can be compared"
-    return "some rows were scored before it was asked for: --restart (restart=True) profiles all"
+    return (
+        "some rows were scored before it was asked for, or took over answers without it: --restart (restart=True) "
+        "profiles all"
+    )
 
 
 def profile_of(result: Publication, columns: Iterable[str]) -> Profile | None:

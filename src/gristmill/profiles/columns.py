@@ -5,6 +5,7 @@ Arrow, a column at a time.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -60,11 +61,13 @@ class Profiling:
     def profile(self) -> Profile:
         """The profile of all rows so far."""
         self._look()
-        return self._counts.beside(self._values)
+        return replace(self._counts, columns={n: c for n, c in self._values.columns.items() if n in self._counts.nulls})
 
     def _look(self) -> None:
         if self._held:
-            self._values = self._values + profiled(pa.concat_tables(self._held), self._asked, self._values)
+            rows = sum(table.num_rows for table in self._held)  # joined, tables without columns have none
+            made = profiled(pa.concat_tables(self._held), self._asked, self._values)
+            self._values = self._values + replace(made, rows=rows)
         self._held = []
 
 

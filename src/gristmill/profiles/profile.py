@@ -85,18 +85,20 @@ class Profile:
     columns: Mapping[str, ColumnProfile] = field(default_factory=dict)
 
     def __add__(self, other: Profile) -> Profile:
-        """The profile of the rows of both. A column that one of them lacks is null there, as `gm.read` shows it; of
-        values that only one side has looked at, nothing is known of both.
-        """
+        """The profile of the rows of both. Of a column that only one side knows nothing is known of both."""
         if not self.rows or not other.rows:
             return self if self.rows or not other.rows else other
-        names = dict.fromkeys([*self.nulls, *other.nulls])
-        nulls = {n: self.nulls.get(n, self.rows) + other.nulls.get(n, other.rows) for n in names}
-        both = {n: self._column(n) + other._column(n) for n in dict.fromkeys([*self.columns, *other.columns])}
+        nulls = {n: count + other.nulls[n] for n, count in self.nulls.items() if n in other.nulls}
+        both = {n: self._column(n) + other._column(n) for n in nulls if n in self.columns or n in other.columns}
         return Profile(self.rows + other.rows, nulls, {n: c for n, c in both.items() if c.kind})
 
     def _column(self, name: str) -> ColumnProfile:
-        return self.columns.get(name) or ColumnProfile(self.rows, self.nulls.get(name, self.rows))
+        return self.columns.get(name) or ColumnProfile(self.rows, self.nulls[name])
+
+    def read_as(self, names: Iterable[str]) -> Profile:
+        """The profile of the same rows as `gm.read` gives them with these columns: those that they lack are null."""
+        lacks = {name: self.rows for name in names if name not in self.nulls}
+        return replace(self, nulls={**self.nulls, **lacks}) if lacks else self
 
     def beside(self, other: Profile) -> Profile:
         """This profile, with what another one of the same rows knows of columns that this one has not looked at."""
