@@ -9,7 +9,10 @@ from typing import Any
 import click
 
 MANY = 20  # number of options from which --help is short
-GROUPS = ("Model", "Source", "Output", "Rows that fail", "How it runs", "What it shows", "Job", "Options")
+GROUPS = (
+    *("Model", "Source", "Output", "Rows that fail", "Compared with the result before", "How it runs", "What it shows"),
+    *("Job", "Options"),
+)
 
 
 class GroupedOption(click.Option):
