@@ -13,11 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.profiles.profile import LONG, MOST, ColumnProfile, Kind, Profile, text_of
-from gristmill.profiles.sketch import merged, sketched
+from gristmill.profiles.sketch import UNIT, merged, sketched
+
+_CHANCE = np.random.default_rng()  # its own: a function of the user may have seeded the one that all share
 
 PEEK = 2048  # values that tell, without a look at the others, that a column has many different ones
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 18
 BLOCK_BYTES = 8 << 20
+SAMPLED = 1 << 17  # rows of a shard from which one of UNIT is looked at: shares err by 0.4 %, less than sketches do
 BLOCK = 2048  # vectors that are summed at a time, as float64
 
 
@@ -31,7 +34,8 @@ def profiled(rows: pa.Table, asked: Collection[str] = (), before: Profile | None
         if name in asked:
             known = None if before is None else before.columns.get(name)
             many = known is not None and known.held > 0 and known.counts is None
-            columns[name] = _looked_at(column, nulls[name], many)
+            sampled = rows.num_rows + (0 if before is None else before.rows) >= SAMPLED
+            columns[name] = _looked_at(column, nulls[name], many, sampled)
     return Profile(rows.num_rows, nulls, columns)
 
 
@@ -90,10 +94,12 @@ def kind_of(stored: pa.DataType) -> Kind:
     return "other"
 
 
-def _looked_at(column: pa.ChunkedArray, nulls: int, many: bool) -> ColumnProfile:
+def _looked_at(column: pa.ChunkedArray, nulls: int, many: bool, sampled: bool = False) -> ColumnProfile:
     kind, rows = kind_of(column.type), len(column)
     if kind == "other" or nulls == rows:
         return ColumnProfile(rows, nulls, kind)
+    if sampled and kind != "vector" and rows >= PEEK:
+        return _sampled(column, nulls, kind, many)
     whole = column.combine_chunks()
     if isinstance(whole, pa.ChunkedArray):  # what one array cannot hold
         parts = [_looked_at(pa.chunked_array([c]), c.null_count, many) for c in whole.chunks]
@@ -104,6 +110,35 @@ def _looked_at(column: pa.ChunkedArray, nulls: int, many: bool) -> ColumnProfile
     if kind in ("text", "boolean"):
         return _texts(array, rows, nulls, kind, many)
     return _numbers(array, rows, nulls, kind, many)
+
+
+def _sampled(column: pa.ChunkedArray, nulls: int, kind: Kind, many: bool) -> ColumnProfile:
+    """The profile of many rows by one in UNIT of them, at random among each UNIT; the least and greatest number are
+    exact, and so are nulls.
+    """
+    some = pa.chunked_array([chunk.take(_one_in_each(len(chunk))) for chunk in column.chunks], column.type)
+    found = _looked_at(some, some.null_count, many)
+    if found.counts is not None:
+        counts = {name: count * UNIT for name, count in found.counts.items()}
+        return ColumnProfile(len(column), nulls, kind, found.strange * UNIT, counts)
+    sketch = {str(int(unit) * UNIT): text for unit, text in found.sketch.items()}
+    if kind in ("whole", "number"):
+        sketch = dict(merged(sketch, sketched(np.array([end for chunk in column.chunks for end in _ends(chunk)]))))
+    return ColumnProfile(len(column), nulls, kind, found.strange * UNIT, sketch=sketch)
+
+
+def _one_in_each(rows: int) -> pa.Array:
+    """A number from each UNIT consecutive ones: rows that repeat in a pattern are met in the same shares."""
+    start = np.arange(0, rows, UNIT)
+    return pa.array(np.minimum(start + _CHANCE.integers(0, UNIT, len(start)), rows - 1))
+
+
+def _ends(chunk: pa.Array) -> list[float]:
+    """The least and the greatest finite number; nothing if there is none. Arrow's own takes ten times as long."""
+    values = _as_numpy(getattr(chunk, "storage", chunk))
+    if values.dtype.kind == "f" and not (len(values) and np.isfinite(values.min()) and np.isfinite(values.max())):
+        values = values[np.isfinite(values)]
+    return [float(values.min()), float(values.max())] if len(values) else []
 
 
 # ---------------------------------------------------------------- numbers

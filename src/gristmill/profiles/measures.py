@@ -122,8 +122,8 @@ def binned(reference: ColumnProfile, current: ColumnProfile) -> tuple[np.ndarray
     if r is not None and c is not None and (text or len(r) <= FEW):
         names = sorted({*r, *c})
         return (
-            np.array([r.get(n, 0) for n in names]) / reference.held,
-            np.array([c.get(n, 0) for n in names]) / current.held,
+            np.array([r.get(n, 0) for n in names]) / max(1, sum(r.values())),
+            np.array([c.get(n, 0) for n in names]) / max(1, sum(c.values())),
         )
     a, b = _ranks(reference), _ranks(current)
     edges = _edges(
@@ -161,7 +161,9 @@ def _alone(one: ColumnProfile, other: ColumnProfile) -> tuple[list[str], float]:
     """The most frequent values that only one side has, and the share of its rows with any of them."""
     alone = {name: n for name, n in (one.counts or {}).items() if name not in (other.counts or {})}
     top = sorted(alone, key=lambda name: (-alone[name], name))[:MOST_NAMED]
-    return [*map(repr, top), *["…"] * (len(alone) > len(top))], sum(alone.values()) / one.held
+    return [*map(repr, top), *["…"] * (len(alone) > len(top))], sum(alone.values()) / max(
+        1, sum((one.counts or {}).values())
+    )
 
 
 # ---------------------------------------------------------------- chance

@@ -32,17 +32,17 @@ def library() -> Any:
     return require("datasketches", "drift", "a profile for gates: {drift: …}")
 
 
-def sketched(values: np.ndarray) -> Sketch:
-    """The sketch of finite numbers."""
+def sketched(values: np.ndarray, unit: int = 1) -> Sketch:
+    """The sketch of finite numbers, each of which stands for `unit` rows."""
     if not len(values):
         return {}
     if len(values) < MANY:
-        return {"1": _of(values)}
+        return {str(unit): _of(values)}
     ranked = np.sort(values)
     whole = 1 + (len(ranked) - 2) // UNIT * UNIT  # the least and the greatest are kept
     first = _CHANCE.randrange(UNIT)  # so that errors of many windows cancel out
     rest = np.concatenate([ranked[:1], ranked[whole:]])
-    return {str(UNIT): _of(ranked[1 + first : whole : UNIT]), "1": _of(rest)}
+    return {str(UNIT * unit): _of(ranked[1 + first : whole : UNIT]), str(unit): _of(rest)}
 
 
 def repeated(values: np.ndarray, counts: np.ndarray) -> Sketch:
