@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from gristmill.files.document import Document
 from gristmill.fingerprint.digests import StoredFingerprint
+from gristmill.models.versions import Registered
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import Role
 
@@ -40,11 +41,14 @@ class Claim(Document, what="claim of a generation"):
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The model of a result: name, digest of its files, and the version that `model_version` writes."""
+    """The model of a result: name, digest of its files, and the version that `model_version` writes; what the registry
+    says of it that names it, if one does.
+    """
 
     name: str
     digest: str
     version: str
+    registered: Registered | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

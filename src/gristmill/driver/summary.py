@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gristmill.commit import journal
 from gristmill.commit import receipt as receipts
@@ -16,6 +17,7 @@ from gristmill.driver.opening import Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scored, Scoring
 from gristmill.driver.tally import Tallied
+from gristmill.models.versions import Registered
 from gristmill.observe.report import Report
 from gristmill.shards.counts import Counts, summed
 
@@ -74,8 +76,12 @@ def _so_far(at: Chosen, sums: Tallied) -> Report:
         notes=tuple(at.log.notes),
         skipped=r.skipped,
         format=r.sink_format.name,
-        details={"runs_on": _runs_on(at, sums), "batch": vars(budgets.stored(at.batch))},
+        details={"runs_on": _runs_on(at, sums), "batch": vars(budgets.stored(at.batch)), **_registered(r.registered)},
     )
+
+
+def _registered(model: Registered | None) -> dict[str, Any]:
+    return {} if model is None else {"registered": vars(model)}
 
 
 def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
@@ -131,6 +137,7 @@ def untouched(at: Opened) -> Report:
         notes=tuple(at.log.notes),
         skipped=tuple(body.skipped),
         format=body.sink_format,
+        details=_registered(body.model.registered),
     )
 
 
