@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
-from gristmill.files.document import NOT_STORED, Document
+from gristmill.files.document import NOT_STORED, Document, unsealed
 from gristmill.sinks.contract import Role, WorkFile
 
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
@@ -33,7 +33,8 @@ class Part:
 class Receipt(Document, what="receipt"):
     """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
     what it `read` of each of its pieces (io.content). One of a file that parts were joined to has no counts, and is
-    `of` those parts: their sha256 by the name that they would have been published under.
+    `of` those parts: their sha256 by the name that they would have been published under. `checksum` is that of the
+    receipt as it is stored.
     """
 
     shard: int
@@ -45,12 +46,15 @@ class Receipt(Document, what="receipt"):
     read: tuple[str, ...] = ()
     of: Mapping[str, str] = field(default_factory=dict)
     version: int = field(default=0, metadata=NOT_STORED)
+    checksum: str = field(default="", metadata=NOT_STORED, compare=False)
 
     @classmethod
     def load_from(cls, path: str, files: Files = LOCAL) -> Receipt:
         """The receipt at a path. Raises CorruptStore if it does not read back."""
         match = _NAME.match(path.replace(os.sep, "/").rpartition("/")[2])
-        return replace(cls.load(files.read(path), path), version=int(match.group(2) or 0) if match else 0)
+        body, checksum = unsealed(files.read(path), path)
+        version = int(match.group(2) or 0) if match else 0
+        return replace(cls.made(body, path), version=version, checksum=checksum)
 
 
 def input_figure(path: str, folder: str) -> str:
@@ -102,8 +106,9 @@ def commit(files: Files, folder: str, receipt: Receipt) -> Receipt:
     version = 0
     while True:
         path = join(folder, name(receipt.shard, version))
-        if files.write_new(path, receipt.dump()):
-            return receipt
+        data = receipt.dump()
+        if files.write_new(path, data):
+            return replace(receipt, checksum=unsealed(data, path)[1])
         try:
             return Receipt.load_from(path, files)
         except CorruptStore:

@@ -1,5 +1,6 @@
 """Which model a name stands for: `registry:NAME@STAGE` by the file models.yaml of the user's repository, and
-`models:/NAME@ALIAS` by MLflow. A name is resolved once, when a job is planned, and its files have to be those that were approved.
+`models:/NAME@ALIAS` by MLflow. A name is resolved once, when a job is planned, and its files have to be those that were
+approved.
 """
 
 from __future__ import annotations
