@@ -35,6 +35,7 @@ ORDER = [
     {"driver"},
     {"tuning"},
     {"comparison"},
+    {"proof"},
     {"parallel"},
     {"dynamic"},
     {"inference"},

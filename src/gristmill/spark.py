@@ -67,11 +67,11 @@ def predict_udf(
     for name, value, allowed in (("on_null", on_null, ("null", "raise")), ("on_error", on_error, ("raise", "null"))):
         if value not in allowed:
             raise BadJob(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
-    named = registry.found(as_model(model))
-    spec = kinds.resolve(as_model(model) if named is None else named.spec)
+    registered = registry.found(as_model(model))
+    spec = kinds.resolve(as_model(model) if registered is None else registered.spec)
     info = kinds.describe(spec, None)
-    if named is not None:
-        named.check_loaded(info.digests)
+    if registered is not None:
+        registered.check_loaded(info.digests)
     schema = info.schema if returns is None else parse_schema(returns)
     if schema is None:
         name = getattr(spec, "output", None) or "output"

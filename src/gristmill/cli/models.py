@@ -42,8 +42,8 @@ def approve(name: str, version: str, stage: str, **given: Any) -> int:
     by, at = given["by"] or getpass.getuser(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
     found, before, changed = _approved(name, version, stage, by=by, at=at, path=given["path"], file=given["file"])
     if given["as_json"]:
-        told = {"name": found.name, "version": found.version, "stage": stage, "path": found.path}
-        sys.stdout.write(json.dumps({**told, "sha256": found.sha256, "by": by, "at": at, "before": before}) + "\n")
+        said = {"name": found.name, "version": found.version, "stage": stage, "path": found.path}
+        sys.stdout.write(json.dumps({**said, "sha256": found.sha256, "by": by, "at": at, "before": before}) + "\n")
         return 0
     told = f"instead of {before}" if before else f"by {by}"
     if not changed:
@@ -103,8 +103,7 @@ def models(**given: Any) -> int:
     else:
         rows = []
         for v, state in zip(versions, files, strict=True):
-            for stage, told in (v.approved or {"": None}).items():
-                who = ("", "") if told is None else (told.by, told.at)
-                rows.append((v.name, v.version, stage, *who, (v.sha256 or "")[:12], v.path, state))
+            approvals = [(stage, told.by, told.at) for stage, told in v.approved.items()] or [("", "", "")]
+            rows += [(v.name, v.version, *told, (v.sha256 or "")[:12], v.path, state) for told in approvals]
         Table(("model", "version", "for", "by", "at", "sha256", "path", "files"), tuple(rows)).show(sys.stdout)
     return 0 if all(state in (modelsfile.SAME, modelsfile.UNRECORDED) for state in files) else BadJob.exit_code

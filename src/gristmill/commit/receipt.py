@@ -54,7 +54,7 @@ class Receipt(Document, what="receipt"):
         match = _NAME.match(path.replace(os.sep, "/").rpartition("/")[2])
         body, checksum = unsealed(files.read(path), path)
         version = int(match.group(2) or 0) if match else 0
-        return replace(cls.made(body, path), version=version, checksum=checksum)
+        return replace(cls.of_body(body, path), version=version, checksum=checksum)
 
 
 def input_figure(path: str, folder: str) -> str:

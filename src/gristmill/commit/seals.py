@@ -1,7 +1,7 @@
-"""What seals a result: a Merkle root over the plan and all receipts of each of its generations, and one over these roots.
+"""What seals a result: a Merkle root over the plan and all receipts of each of its generations, and one over these.
 
-A plan has the digests of model, code, options and of the list of inputs; a receipt those of a shard's files, and of what it
-read of each input. So whoever knows the root knows whether any of them was changed since. Index files, and what was
+A plan has the digests of model, code, options and the list of inputs; a receipt those of a shard's files, and of what
+it read of each input. So whoever knows the root knows whether any of them was changed since. Index files, and what was
 reduced, are made of the rows, and are not part of it.
 """
 
@@ -64,9 +64,7 @@ def root_of(all_of: Sequence[Sealed]) -> str:
     return merkle.root([leaf_of_generation(found) for found in all_of]).hex()
 
 
-def whole(
-    members: Sequence[Generation], base: Publication | None, own: Sealed
-) -> tuple[tuple[Sealed, ...], str]:
+def whole(members: Sequence[Generation], base: Publication | None, own: Sealed) -> tuple[tuple[Sealed, ...], str]:
     """The roots of all generations of a result, those of its `base` as that has them (an earlier version had none), and
     the root over them. Raises CorruptStore, FileNotFoundError.
     """

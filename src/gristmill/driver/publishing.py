@@ -211,7 +211,7 @@ def _record(s: Scored, whole: Whole, reducer: Reducer | None) -> ResultRecord:
 
 
 def _sealed(s: Scored, record: ResultRecord, done: Mapping[int, Receipt]) -> ResultRecord:
-    """The record with the root over plans and receipts. A base of which some are lost since is published without one."""
+    """The record with the root over plans and receipts; without one if some of its base's are lost since."""
     members = [g for g in generations(s.root, s.files) if g.number in record.generations]
     try:
         roots, root = seals.whole(members, s.base, seals.sealed(s.generation, done))

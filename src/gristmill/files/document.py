@@ -49,10 +49,10 @@ class Document:
         """The document that was dumped. Raises CorruptStore if it is not a complete document of this kind, NewerFormat
         if its format is newer than this version knows; `path` is for the message.
         """
-        return cls.made(unseal(data, path) if cls.SEALED else _parsed(data, path), path)
+        return cls.of_body(unseal(data, path) if cls.SEALED else _parsed(data, path), path)
 
     @classmethod
-    def made(cls: type[D], body: Mapping[str, Any], path: str) -> D:
+    def of_body(cls: type[D], body: Mapping[str, Any], path: str) -> D:
         """The document of a body that was unsealed: see `load`."""
         found = body.get("format", 1)
         if type(found) is int:

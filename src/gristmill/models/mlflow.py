@@ -58,8 +58,7 @@ def approve(name: str, version: str, stage: str, *, by: str, at: str) -> Version
     path, digest = _checked(client, found)
     stages = ",".join(sorted({*_stages(found), stage}))
     tags = {_DIGEST: digest, APPROVED_FOR: stages, _BY: by, _AT: at}
-    for key, value in tags.items():
-        _told(asked, lambda k=key, v=value: client.set_model_version_tag(model, version, k, v))
+    _told(asked, lambda: [client.set_model_version_tag(model, version, key, value) for key, value in tags.items()])
     _told(asked, lambda: client.set_registered_model_alias(model, stage, version))
     return Version(model, version, path, digest, {stage: Approval(by, at)}, "MLflow")
 

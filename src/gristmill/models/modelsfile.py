@@ -172,8 +172,8 @@ def approve(
     models.yaml, which is replaced in one step and keeps its comments. `path` is where the files of a new version are,
     from here. Raises BadModel, above all if the files are not those that were recorded, and MissingExtra.
     """
-    for text, what in ((name, "model"), (version, "version"), (stage, "stage")):
-        check_name(text, what, "approve")
+    for given, what in ((name, "model"), (version, "version"), (stage, "stage")):
+        check_name(given, what, "approve")
     file = os.path.realpath(os.path.expanduser(file))
     while True:
         looked = LOCAL.look(file) if os.path.exists(file) else None
