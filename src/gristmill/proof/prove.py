@@ -14,7 +14,7 @@ from gristmill.commit import merkle, seals
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Live, Sealed
 from gristmill.commit.generation import Generation, read_plan
-from gristmill.commit.publication import Publication, latest, marking
+from gristmill.commit.publication import Publication, load
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import sourcecheck
 from gristmill.errors import BadKey, BadSource, CorruptStore, PlanChanged
@@ -177,9 +177,9 @@ def _checked(found: Found, asked: Asked) -> tuple[list[Check], Path | None]:
     )
     path, more = _climbed(result, member, receipt, plan)
     checks += more
-    newest = latest(result.root, result.files)
-    if newest is not None and newest.number == result.number and (wrong := marking(result)) is not None:
-        checks.append(Check("_SUCCESS", False, wrong.removeprefix("_SUCCESS: ")))
+    stored = load(result.root, result.number, result.files)
+    if stored is not None and stored.body != result.body:
+        checks.append(Check("_SUCCESS", False, "it is not what was published, of which the sink keeps a record"))
     if asked.root is not None:
         wanted = asked.root.strip().lower().removeprefix("sha256:")
         same = result.body.root is not None and wanted == result.body.root
