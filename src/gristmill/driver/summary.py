@@ -98,9 +98,11 @@ def finished(scored: Scored, whole: Whole) -> Report:
     figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in scored.receipts)
     padded = figures.get("padded", 0.0)
     busy = own.get("model_seconds", 0.0) / max(SHORT, time)
+    root = published(scored.root, scored.files).body.root
     return replace(
         report,
         state="done",
+        details={**report.details, "root": root},
         counts=whole.counts,
         files=len(whole.live),
         bytes_out=sum(f.bytes for f in whole.live),
@@ -137,7 +139,7 @@ def untouched(at: Opened) -> Report:
         notes=tuple(at.log.notes),
         skipped=tuple(body.skipped),
         format=body.sink_format,
-        details=_registered(body.model.registered),
+        details={**_registered(body.model.registered), "root": body.root},
     )
 
 
