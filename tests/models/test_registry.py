@@ -211,6 +211,13 @@ def test_approving_twice_and_together_loses_nothing():
     assert found == {"3": {"batch"}, "4": set(stages)}
 
 
+def test_a_file_that_cannot_be_written_is_told(capsys):
+    """A folder in its place, and a folder that is not there: exit 2, one line."""
+    for file in ("models", "nowhere/models.yaml"):
+        approve("slope", "3", "--for", "batch", "--path", named(3), "--file", file, code=2)
+        assert f"{file}: cannot be written" in capsys.readouterr().err
+
+
 COMMENTED = """\
 # Ask Anna before you change this.
 slope:

@@ -175,13 +175,22 @@ def approve(
     for given, what in ((name, "model"), (version, "version"), (stage, "stage")):
         check_name(given, what, "approve")
     file = os.path.realpath(os.path.expanduser(file))
+    if not os.path.isdir(os.path.dirname(file)):
+        raise BadModel(f"{os.path.relpath(file)}: cannot be written: there is no folder {os.path.dirname(file)}")
+    try:
+        return _approved(name, version, stage, Approval(by, at), path, file)
+    except OSError as e:
+        raise BadModel(f"{os.path.relpath(file)}: cannot be written ({e.strerror}): nothing is approved") from e
+
+
+def _approved(name: str, version: str, stage: str, approval: Approval, path: str | None, file: str) -> Approved:
     while True:
         looked = LOCAL.look(file) if os.path.exists(file) else None
         text = b"" if looked is None else looked[0]
         known = parsed(text, os.path.relpath(file))
         digest, own = _examined(known, name, version, path, os.path.relpath(file))
         had = next((v.version for v in known.versions if v.name == name and stage in v.approved), "")
-        value = _with_approval(known.value, (name, version, stage), own, digest, Approval(by, at))
+        value = _with_approval(known.value, (name, version, stage), own, digest, approval)
         if had == version and _told(known, name, version).sha256 == digest:
             return Approved(_told(known, name, version), stage, had, False)
         made = _rewritten(text, value, file).encode()
