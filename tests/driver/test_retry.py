@@ -301,3 +301,69 @@ def test_a_retry_of_a_row_that_a_post_step_has_no_memory_for_ends(tmp_path: Path
     assert job.run().rows_dead == 2
     assert gm.retry_dead(job).rows_dead == 2
     assert sorted(gm.dead(job)["error"].to_pylist()) == ["MemoryError", "WorkerDied"]
+
+
+def _echo(batch: pa.Table) -> pa.Table:
+    """All columns but the id, and twice that; not for 3, as long as there is a file `away`."""
+    ids = batch["id"].to_pylist()
+    if 3 in ids and Path("away").exists():
+        raise ValueError("away")
+    return batch.drop_columns(["id"]).append_column("y", pa.array([2 * i for i in ids]))
+
+
+def test_rows_of_a_night_before_a_column_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dead row of a night before the result got a column is scored again, and has null in it as its night has."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "away").touch()
+
+    def job() -> gm.Job:
+        sink = gm.sink(str(tmp_path / "out"), keep=["id"], evolve=True)
+        return gm.Job(str(tmp_path / "in"), gm.model(_echo, batch_format="arrow"), sink, workers=0, gates={"min_ok": 0})
+
+    pq.write_table(pa.table({"id": range(10), "a": ["x"] * 10}), tmp_path / "in" / "0.parquet")
+    job().run()
+    pq.write_table(pa.table({"id": range(10, 20), "a": ["x"] * 10, "new": [1.5] * 10}), tmp_path / "in" / "1.parquet")
+    job().run(append=True)
+    (tmp_path / "away").unlink()
+    assert gm.retry_dead(job()).rows_dead == 0
+    found = {row["id"]: (row["y"], row["new"]) for row in gm.read(tmp_path / "out").to_table().to_pylist()}
+    assert found == {i: (2 * i, None if i < 10 else 1.5) for i in range(20)}
+    assert gm.verify(tmp_path / "out").ok
+
+
+def _typed(batch: dict[str, Any]) -> dict[str, Any]:
+    """Twice the id; for 3 and 7 an error, or once the file `away` is gone, text for 7."""
+    ids = batch["id"].tolist()
+    if {3, 7} & set(ids) and Path("away").exists():
+        raise ValueError("away")
+    return {"y": ["n/a" if i == 7 else 2 * i for i in ids]}
+
+
+def test_a_retry_whose_answers_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A retry that ends with an answer of another type is given up: later nights are appended, its rows stay dead, and
+    it may be tried again.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "away").touch()
+
+    def job() -> gm.Job:
+        sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+        gates = {"min_ok": 0.5}
+        return gm.Job(str(tmp_path / "in"), gm.model(_typed), sink, workers=0, gates=gates, batch_rows=1)
+
+    pq.write_table(pa.table({"id": range(10)}), tmp_path / "in" / "0.parquet")
+    job().run()
+    (tmp_path / "away").unlink()
+    with pytest.raises(gm.GristmillError, match="other types than before"):
+        gm.retry_dead(job())
+    assert job().run().state == "nothing to do"
+    pq.write_table(pa.table({"id": range(10, 20)}), tmp_path / "in" / "1.parquet")
+    report = job().run(append=True)
+    assert (report.rows_ok, report.rows_dead) == (18, 2)
+    with pytest.raises(gm.GristmillError, match="other types than before"):
+        gm.retry_dead(job())
+    assert sorted(gm.read(tmp_path / "out").to_table()["id"].to_pylist()) == [i for i in range(20) if i not in (3, 7)]
+    assert sorted(gm.dead(tmp_path / "out")["position"].to_pylist()) == [3, 7]
+    assert gm.verify(tmp_path / "out").ok

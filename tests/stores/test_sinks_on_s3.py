@@ -58,6 +58,22 @@ def files_of(server: S3Server, name: str) -> tuple[str, ObjectFiles]:
     return root, files
 
 
+def test_rows_are_proved_and_two_nights_compared_in_a_store(server: S3Server, rows: str) -> None:
+    """Files, receipts and plan are fetched and hashed; the result before the latest is proved while it is kept."""
+    job(server, rows, "proved").run()
+    storage = server.storage()
+    found = gm.prove("s3://box/proved", 123, key="id", storage=storage, source=True)
+    assert found.ok and found.inputs[0].position == 123 and found.row == {"id": 123, "twice": 246}
+    assert gm.prove("s3://box/proved", f"{rows}:123", storage=storage).row == found.row
+    with pytest.warns():
+        job(
+            server, rows, "proved", lambda batch: {"twice": [n * 3 if n != 5 else ValueError() for n in batch["id"]]}
+        ).run(restart=True)
+    changes = gm.diff("s3://box/proved@1", "s3://box/proved", on="id", storage=storage)
+    assert (changes.changed, changes.gone, changes.same) == (ROWS - 2, 1, 1)
+    assert gm.prove("s3://box/proved@1", 123, key="id", storage=storage).row == found.row
+
+
 SORTED = {"partition_by": ["part"], "sort_by": ["twice"], "files": 2}
 
 

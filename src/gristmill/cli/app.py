@@ -35,6 +35,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "deliver": ("deliver", "Bring a published result to a store: a database, a key-value file"),
     "lookup": ("deliver", "Show the published rows of keys"),
     "compare": ("compare", "Show where two results differ: two prompts, models or nights"),
+    "diff": ("compare", "Tell what changed between two results: rows, columns, model, code"),
+    "prove": ("prove", "Show which input, model, code and run made an answer, and prove it"),
+    "approve": ("models", "Approve a version of a model, by its digest, in models.yaml"),
+    "models": ("models", "List the models of models.yaml, and what they are approved for"),
     "schema": ("job", "JSON Schema of job files, for editors"),
 }
 

@@ -115,7 +115,7 @@ def lookup(target: str, keys: tuple[str, ...], columns: tuple[str, ...], nearest
     with in_store(target, by) if is_store(target) else in_sink(*place(target, given), by) as looking:
         if nearest is not None:
             return _nearest(looking, nearest, redact(target), **given)
-        rows = looking.get_many([_key(text) for text in keys])
+        rows = looking.get_many([key_of(text) for text in keys])
     _write(row for row in rows if row is not None)
     missing = [text for text, row in zip(keys, rows, strict=True) if row is None]
     if missing:
@@ -160,7 +160,7 @@ def _vectors(given: str) -> Any:
         raise BadJob(f"--nearest {given[:80]}: give a JSON list of numbers, or a .npy file: {e}") from None
 
 
-def _key(text: str) -> Any:
+def key_of(text: str) -> Any:
     """A key as typed: a JSON list for several columns, else the text itself, which becomes a value of its column, as a
     number of a list does.
     """

@@ -292,7 +292,9 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
     if command == "classify":
         return TextClassifier(given["model_path"], given["at_model__text"]), words.CLASSIFY
     if command == "predict":
-        return saved_model(given["model_path"]), words.PREDICT
+        from gristmill.models.registry import file_of
+
+        return saved_model(given["model_path"], file_of(given["model_path"])), words.PREDICT
     if command == "prompt":
         return Prompt(given["prompt"], given["model_path"], messages=given["at_model__messages"]), words.PROMPT
     if command == "score":

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from gristmill.files.document import Document
 from gristmill.fingerprint.digests import StoredFingerprint
+from gristmill.models.versions import Registered
 from gristmill.profiles.profile import Profile
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import Role
@@ -41,11 +42,14 @@ class Claim(Document, what="claim of a generation"):
 
 @dataclass(frozen=True)
 class ModelRecord:
-    """The model of a result: name, digest of its files, and the version that `model_version` writes."""
+    """The model of a result: name, digest of its files, and the version that `model_version` writes; what the registry
+    says of it that names it, if one does.
+    """
 
     name: str
     digest: str
     version: str
+    registered: Registered | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +156,21 @@ class Indexed:
     types: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Sealed:
+    """The Merkle root of a generation, over its plan and its receipts, which are so many `leaves` (see seals.py)."""
+
+    generation: int
+    root: str
+    leaves: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResultRecord(Described):
     """What a published result says of itself, except for its files. `reduced_by` has the "name" of the function that
     made those of the role "reduced", and the digest of its "code"; nothing if there are none. `sink` is what stores
-    call its sink (`generation.sink_of`).
+    call its sink (`generation.sink_of`). `sealed` are the roots of its generations, and `root` that over these; None,
+    as earlier versions had none.
     """
 
     generations: tuple[int, ...]
@@ -173,6 +187,8 @@ class ResultRecord(Described):
     skipped: tuple[str, ...]
     reduced_by: Mapping[str, str] = field(default_factory=dict)
     sink: str | None = None
+    sealed: tuple[Sealed, ...] = ()
+    root: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

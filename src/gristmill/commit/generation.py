@@ -146,7 +146,7 @@ def generations(root: str, files: Files = LOCAL) -> list[Generation]:
 
 def pending(claims: Sequence[Generation], published: int) -> Generation | None:
     """The claim that can still become the publication after number `published`: the last one made from it, ignoring any
-    whose first rows were refused.
+    that was refused.
     """
     for found in reversed(claims):
         if not found.lost and found.predecessor == published and _REFUSED not in found.files.names(found.folder):
@@ -155,7 +155,7 @@ def pending(claims: Sequence[Generation], published: int) -> Generation | None:
 
 
 def refuse(generation: Generation) -> None:
-    """Mark a generation as void: its first rows do not fit the result that they would be added to."""
+    """Mark a generation as void: its first rows, or a retry's, do not fit the result that they would be added to."""
     generation.files.write_over(join(generation.folder, _REFUSED), b"")
 
 

@@ -21,7 +21,7 @@ from gristmill.commit.generation import Generation, meta
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadSource, CorruptStore, SinkBusy
 from gristmill.files.contract import Files
-from gristmill.files.disk import LOCAL, join
+from gristmill.files.disk import LOCAL, join, sizes_of
 
 SUCCESS = "_SUCCESS"
 INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan
@@ -174,6 +174,29 @@ def published(root: str, files: Files = LOCAL) -> Publication:
         )
         hint = unfinished if files.holds(meta(root)) else "no run has published here"
         raise BadSource(f"{root}: no result ({hint})")
+    return found
+
+
+def of_generation(root: str, number: int, files: Files = LOCAL) -> Publication:
+    """The result that was published with a generation, by its number, if its files still stand: those of the result
+    before the latest do until another is published. Raises BadSource.
+    """
+    newest = published(root, files)
+    if newest.generation == number:
+        return newest
+    found = next((p for p in _stored(root, files) if p.generation == number), None)
+    if found is None:
+        known = sorted({p.generation for p in _stored(root, files)})
+        raise BadSource(
+            f"{root}: no result was published with generation {number}: there are {', '.join(map(str, known))}"
+        )
+    live = [f for f in found.live() if f.role in ("rows", "ids")]
+    sizes = sizes_of(root, {name for f in live for name in (f.name, f.work)}, files)
+    if gone := [f.name for f in live if f.bytes not in (sizes.get(f.work), sizes.get(f.name))]:
+        raise BadSource(
+            f"{root}: the files of generation {number} are gone ({gone[0]}): those of a result are kept until the "
+            f"next but one is published, and {newest.generation} is the latest"
+        )
     return found
 
 

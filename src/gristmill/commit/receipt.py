@@ -11,7 +11,7 @@ from typing import Any
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
-from gristmill.files.document import NOT_STORED, Document
+from gristmill.files.document import NOT_STORED, Document, unsealed
 from gristmill.profiles.profile import Profile
 from gristmill.sinks.contract import Role, WorkFile
 
@@ -35,7 +35,7 @@ class Receipt(Document, what="receipt"):
     """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
     what it `read` of each of its pieces (io.content). One of a file that parts were joined to has no counts, and is
     `of` those parts: their sha256 by the name that they would have been published under. `profile` is that of its rows
-    (None of one by an earlier version).
+    (None of one by an earlier version), `checksum` that of the receipt as it is stored.
     """
 
     shard: int
@@ -48,12 +48,15 @@ class Receipt(Document, what="receipt"):
     of: Mapping[str, str] = field(default_factory=dict)
     profile: Profile | None = None
     version: int = field(default=0, metadata=NOT_STORED)
+    checksum: str = field(default="", metadata=NOT_STORED, compare=False)
 
     @classmethod
     def load_from(cls, path: str, files: Files = LOCAL) -> Receipt:
         """The receipt at a path. Raises CorruptStore if it does not read back."""
         match = _NAME.match(path.replace(os.sep, "/").rpartition("/")[2])
-        return replace(cls.load(files.read(path), path), version=int(match.group(2) or 0) if match else 0)
+        body, checksum = unsealed(files.read(path), path)
+        version = int(match.group(2) or 0) if match else 0
+        return replace(cls.of_body(body, path), version=version, checksum=checksum)
 
 
 def input_figure(path: str, folder: str) -> str:
@@ -105,8 +108,9 @@ def commit(files: Files, folder: str, receipt: Receipt) -> Receipt:
     version = 0
     while True:
         path = join(folder, name(receipt.shard, version))
-        if files.write_new(path, receipt.dump()):
-            return receipt
+        data = receipt.dump()
+        if files.write_new(path, data):
+            return replace(receipt, checksum=unsealed(data, path)[1])
         try:
             return Receipt.load_from(path, files)
         except CorruptStore:

@@ -35,10 +35,10 @@ def compare(
     """Two results held against each other: see `gm.compare`. `min_agreement` is looked at by `check`, but refused here,
     before anything is read. Raises BadJob and BadSource.
     """
-    _check_number("tolerance", tolerance, math.inf, "a number of at least 0")
-    _check_number("examples", examples, math.inf, "a whole number of at least 0", int)
+    check_number("tolerance", tolerance, math.inf, "a number of at least 0")
+    check_number("examples", examples, math.inf, "a whole number of at least 0", int)
     if min_agreement is not None:
-        _check_number("min_agreement", min_agreement, 1, "a number from 0 to 1, such as 0.95")
+        check_number("min_agreement", min_agreement, 1, "a number from 0 to 1, such as 0.95")
     keys = keys_of(a, b, on)
     chosen, left_out = compared(a, b, tuple(keys), columns)
     with passing() as folder, Join(a, b, keys, folder) as join:
@@ -51,7 +51,7 @@ def compare(
         )  # fmt: skip
 
 
-def _check_number(name: str, value: Any, most: float, way: str, *kinds: type) -> None:
+def check_number(name: str, value: Any, most: float, way: str, *kinds: type) -> None:
     """Raises BadJob for an option that is no number from 0 to `most`."""
     number = isinstance(value, kinds or (int, float)) and not isinstance(value, bool)
     if not number or not 0 <= value <= most or math.isinf(value):

@@ -137,7 +137,7 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, in which NaN and infinities are text, times ISO 8601, and bytes base64."""
-        made: dict[str, Any] = _plain(self)
+        made: dict[str, Any] = plain_values(self)
         return made
 
     def __str__(self) -> str:
@@ -148,13 +148,14 @@ class Comparison:
         printer.text(str(self))
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """Plain values for JSON, in which NaN and infinities are text, times ISO 8601, and bytes base64."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: plain_values(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {name if isinstance(name, str) else str(name): _plain(held) for name, held in value.items()}
+        return {name if isinstance(name, str) else str(name): plain_values(held) for name, held in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(held) for held in value]
+        return [plain_values(held) for held in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, (bytes, bytearray)):
@@ -194,7 +195,7 @@ def _head(found: Comparison, width: int) -> list[str]:
     counts.append(("only in b", found.only_b, found.missing_in_a))
     figure = max(len(units.count(n)) for _, n, _ in counts)
     for name, n, keys in counts:
-        line, told = f"{name:<10}{units.count(n):>{figure}}", [_key(key) for key in keys]
+        line, told = f"{name:<10}{units.count(n):>{figure}}", [key_text(key) for key in keys]
         told += ["…"] if n > len(keys) > 0 else []
         inline = f"{line}  {'; '.join(told)}".rstrip()
         lines += [inline] if columns(inline) <= width else [line, *(f"{'':<10}{key}" for key in told)]
@@ -202,7 +203,8 @@ def _head(found: Comparison, width: int) -> list[str]:
     return lines
 
 
-def _key(key: Mapping[str, Any]) -> str:
+def key_text(key: Mapping[str, Any]) -> str:
+    """A row's key, for a person."""
     return ", ".join(f"{name}={cell(_whole(value), KEY_WIDTH)}" for name, value in key.items())
 
 

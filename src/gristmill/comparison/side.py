@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.commit.publication import Publication, published
+from gristmill.commit.publication import Publication, of_generation, published
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.result.reading import rows_of
@@ -27,9 +27,11 @@ class Side:
     result: Publication
 
     @staticmethod
-    def at(name: str, root: str, files: Files) -> Side:
-        """What is published in a sink. Raises BadSource if nothing is, or not as tables."""
-        side = Side(name, published(root, files))
+    def at(name: str, root: str, files: Files, generation: int | None = None) -> Side:
+        """What is published in a sink, or what was with a generation. Raises BadSource if nothing is, or not as tables,
+        or if the files of that generation are gone.
+        """
+        side = Side(name, published(root, files) if generation is None else of_generation(root, generation, files))
         side.schema  # noqa: B018  # opens it
         return side
 

@@ -65,7 +65,7 @@ class Tally:
 
     def add(self, a: pa.ChunkedArray, b: pa.ChunkedArray, rows: pa.Table) -> None:
         """Count more pairs: value i of `a` and of `b`; `rows` has the columns for examples."""
-        one, other = _whole(a), _whole(b)
+        one, other = whole(a), whole(b)
         none, none_there = nulls(one), nulls(other)
         self.rows += len(one)
         self._null_both += int((none & none_there).sum())
@@ -165,7 +165,7 @@ class NumberTally(Tally):
 
     def _measure(self, one: pa.Array, other: pa.Array, rows: pa.Table) -> None:
         there = ~(nulls(one) | nulls(other))
-        x, y = _floats(one), _floats(other)
+        x, y = floats(one), floats(other)
         equal = self._equal(one, other, x, y)
         self.equal += int(equal.sum())
         nan, nan_there = np.isnan(x) & there, np.isnan(y) & there
@@ -273,7 +273,7 @@ def _cosines(one: pa.Array, other: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     the same.
     """
     lengths = lengths_of(one)
-    x, y = _floats(one.flatten()), _floats(other.flatten())
+    x, y = floats(one.flatten()), floats(other.flatten())
     found, equal = np.full(len(lengths), np.nan), np.ones(len(lengths), dtype=bool)
     some = np.flatnonzero(lengths)
     if len(some):
@@ -290,13 +290,13 @@ def _cosines(one: pa.Array, other: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 # ---------------------------------------------------------------- values
 
 
-def _whole(column: pa.ChunkedArray) -> pa.Array:
+def whole(column: pa.ChunkedArray) -> pa.Array:
     """A column in one piece, decoded."""
     made = column.combine_chunks()
     return made.storage if hasattr(made, "storage") else made
 
 
-def _floats(values: pa.Array) -> np.ndarray:
+def floats(values: pa.Array) -> np.ndarray:
     """Numbers as float64, [n]; null is NaN."""
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()

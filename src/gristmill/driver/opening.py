@@ -142,6 +142,8 @@ def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[
         c.log.hide(secrets_in(r.model))
         for note in r.warnings:
             c.log.note("warning", note)
+        if r.registered is not None:
+            c.log.tell(f"{r.registered.asked} is {r.registered}: sha256 {r.registered.digest[:12]}…")
         if r.nulls_given:
             c.log.tell(r.nulls_given)
         # The result that a stopped run had published; if it cannot be read, --restart replaces it.

@@ -30,6 +30,7 @@ from gristmill.job.specs import MODELS, ModelSpec, changed
 from gristmill.job.uris import file_named, is_local, local_path, records_of, redact
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.kinds import open_function
+from gristmill.models.versions import Registered
 from gristmill.process import machine
 from gristmill.process.failure import storable
 from gristmill.process.scratch import is_passing
@@ -97,6 +98,7 @@ class Resolved:
     pins: tuple[Pin, ...] = ()  # where a source that is a store is read, and what of it was copied
     more: int = 0  # rows of a store that were counted, and not copied: planned alone
     skipped: tuple[str, ...] = ()  # files left out because they cannot be read, with the reason
+    registered: Registered | None = None  # the model, if a registry names it
 
     @property
     def bytes(self) -> int:
@@ -245,6 +247,7 @@ def _described(
     """The job over the files, with the columns and types of the `seen` ones."""
     from gristmill.fingerprint.code import not_compared
     from gristmill.models import kinds as models
+    from gristmill.models import registry
     from gristmill.sources import formats
     from gristmill.sources.hive import wanted_columns
     from gristmill.sources.schema import check, unify
@@ -255,8 +258,12 @@ def _described(
     jobcolumns.check_calls(job)
     if not blank:
         jobcolumns.check_steps(job, schema)
-    model, warned = models.resolve(job.model), models.remarks(job.model)
+    named = registry.found(job.model)
+    located = job.model if named is None else named.spec
+    model, warned = models.resolve(located), (*models.remarks(located), *registry.moving(job.model))
     info = models.describe(model, None if blank else jobcolumns.widened(schema, job))
+    if named is not None:
+        named.check_loaded(info.digests)
     jobcolumns.check_on_null(job, info, schema)
     keep = jobcolumns.kept_columns(replace(job, sink=None) if blank else job, info, schema)
     columns = jobcolumns.read_columns(job, info, keep, schema)
@@ -288,7 +295,7 @@ def _described(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, at.gpus, identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen, at.note])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
-        more=more, skipped=tuple(skipped),
+        more=more, skipped=tuple(skipped), registered=None if named is None else named.registered,
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, at.workers)

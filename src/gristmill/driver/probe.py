@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections
-from gristmill.commit.documents import ModelRecord, PlanDocument
+from gristmill.commit.documents import PlanDocument
 from gristmill.commit.generation import Plan
 from gristmill.driver import budgets, delivering, drifting, indexing, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
@@ -138,7 +138,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
         reads=sourcecheck.described(shipping.reader(r)),
         sink_format=r.sink_format.name,
         partition_by=tuple(at.sink.partition_by),
-        model=ModelRecord(at.spec.model.name, r.info.digest, shipping.model_version(r)),
+        model=shipping.model_record(r),
         batch=budgets.stored(at.batch),
         runs_on=shipping.runs_on(r),
         workers=r.workers,

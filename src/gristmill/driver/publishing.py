@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gristmill.commit import gates, nights, onefile, publication, publish
+from gristmill.commit import gates, nights, onefile, publication, publish, seals
 from gristmill.commit.documents import Described, Live, ResultRecord
 from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.publication import live_of
+from gristmill.commit.receipt import Receipt
 from gristmill.driver import budgets, drifting, indexing, planning, summary
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
@@ -67,6 +68,7 @@ def published(s: Scored) -> Published:
         whole = _whole(s, counts)
         _audited(s, whole)
     s.refuse_late()
+    done = {r.shard: r for r in s.receipts}
     if s.sink.joins:
         from gristmill.commit.merge import Joining
 
@@ -89,7 +91,8 @@ def published(s: Scored) -> Published:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
     compared.keep(s.generation)
-    publish.publish(s.generation, _record(s, whole, reducer), whole.live, None if index is None else index.index)
+    record = _sealed(s, _record(s, whole, reducer), done)
+    publish.publish(s.generation, record, whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
     report = summary.finished(s, replace(whole, live=[*live, *(() if index is None else index.index.files)]))
@@ -220,6 +223,17 @@ def _record(s: Scored, whole: Whole, reducer: Reducer | None) -> ResultRecord:
         reduced_by={} if reducer is None else reducer.said(),
         sink=s.generation.sink or sink_of(generations(s.root, s.files)),
     )
+
+
+def _sealed(s: Scored, record: ResultRecord, done: Mapping[int, Receipt]) -> ResultRecord:
+    """The record with the root over plans and receipts; without one if some of its base's are lost since."""
+    members = [g for g in generations(s.root, s.files) if g.number in record.generations]
+    try:
+        roots, root = seals.whole(members, s.base, seals.sealed(s.generation, done))
+    except (CorruptStore, FileNotFoundError) as e:
+        s.log.note("warning", f"the result has no root, and nothing can be proved of its rows: {e}")
+        return record
+    return dataclasses.replace(record, sealed=roots, root=root)
 
 
 def _tell(s: Scored, counts: Counts) -> None:

@@ -19,7 +19,7 @@ from gristmill.driver.probe import Planned
 from gristmill.driver.shardfeed import ShardFeed
 from gristmill.driver.tally import Tallied, Tally
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged, RunFailed, SourceChanged
+from gristmill.errors import BadJob, BadOutput, CorruptStore, GateFailed, PlanChanged, RunFailed, SourceChanged
 from gristmill.fingerprint.loadedmodules import BUILT, changed
 from gristmill.job.secret import reveal
 from gristmill.observe import units
@@ -183,8 +183,16 @@ class Scoring:
             at.log.say(phase="stopped")
             raise self._stops.interrupted()
         if feed.fatal is not None:
+            if isinstance(feed.fatal, BadOutput) and self.at.generation.kind == "retry-dead":
+                self._give_up_retry()
             at.log.say(phase="failed")
             raise feed.fatal
+
+    def _give_up_retry(self) -> None:
+        """Answers that do not fit the result will not when the retry is resumed, which every later night would do."""
+        self.at.refuse_late()
+        generations.refuse(self.at.generation)
+        self.at.log.note("warning", "this retry-dead is given up: its rows stay dead letters, and other runs go on")
 
     def _heard(self, event: Event, feed: ShardFeed) -> None:
         feed.on(event)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.arrow.schemas import real, wider
 from gristmill.commit import generation as generations
-from gristmill.commit.documents import RunsOn
+from gristmill.commit.documents import ModelRecord, RunsOn
 from gristmill.commit.publication import Publication
 from gristmill.driver.backends import text_model
 from gristmill.driver.jobcolumns import implied
@@ -94,8 +94,22 @@ def runs_on(r: Resolved) -> RunsOn:
     return found
 
 
+def model_record(r: Resolved) -> ModelRecord:
+    """What a plan records of the model."""
+    return ModelRecord(r.job.model.name, r.info.digest, model_version(r), r.registered)
+
+
 def model_version(r: Resolved) -> str:
-    """The model's version: the digest of its files; of its code if it has no files; of both if its files name code."""
+    """The model's version: the digest of its files; of its code if it has no files; of both if its files name code. Of
+    one that a registry names, its name there, its version, and the digest that was approved, before that of code.
+    """
+    if r.registered is not None:
+        named = f"{r.registered.label} sha256:{r.registered.digest}"
+        return f"{named} code:{_version(r)}" if r.info.code or r.info.call else named
+    return _version(r)
+
+
+def _version(r: Resolved) -> str:
     if r.info.digest and not r.info.code:
         return r.info.digest
     code = digests.compared(r.fingerprint.code)

@@ -31,7 +31,7 @@ from gristmill.commit.generation import (
     stored_reads,
 )
 from gristmill.driver.planning import Resolved, selected
-from gristmill.errors import GristmillError
+from gristmill.errors import BadSource, GristmillError
 from gristmill.fingerprint import digests
 from gristmill.job.job import COPY, HELD, Source
 from gristmill.job.secret import reveal
@@ -272,20 +272,56 @@ def verify(members: Sequence[Generation], source: Source | None = None) -> tuple
     openreaders.close_all()
     found: list[str] = []
     unknown: list[str] = []
-    stored = source is not None and is_snapshot(source)
     for member in members:
         files = [f.path for f in read_plan(member).shards.files]
         if (gone := _removed(member, files)) is not None:
             unknown.append(gone)
             continue
-        if all(path.startswith(HELD) for path in files):
-            fs = paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
-        else:
-            # A store is read from its files, which are opened by other means, unless these have its own address.
-            own = not stored or all(kind_of(path, Source((path,))) for path in files)
-            fs = paths.mounted(*((reveal(source.uri), reveal(source.storage)) if source and own else (files, {})))
-        found += [f"{path}: {why}" for path, why in _differing(_readings([member], fs, None)).items()]
+        readings = _readings([member], _mounted(member, files, source), None)
+        found += [f"{path}: {why}" for path, why in _differing(readings).items()]
     return found, unknown
+
+
+def _mounted(member: Generation, files: Sequence[str], source: Source | None) -> Any:
+    """The file system that opens the files of a plan."""
+    if all(path.startswith(HELD) for path in files):
+        return paths.mounted(files, {HELD: held_inputs(member.root, member.files)})
+    # A store is read from its files, which are opened by other means, unless these have its own address.
+    stored = source is not None and is_snapshot(source)
+    own = not stored or all(kind_of(path, Source((path,))) for path in files)
+    return paths.mounted(*((reveal(source.uri), reveal(source.storage)) if source and own else (files, {})))
+
+
+@dataclass(frozen=True)
+class ReadAgain:
+    """A piece of a shard, read again: what is `wrong` with it, if anything is, and the positions of its rows."""
+
+    path: str
+    wrong: str | None
+    positions: np.ndarray
+
+
+def read_again(member: Generation, number: int, source: Source | None = None) -> list[ReadAgain]:
+    """The pieces of a committed shard, each read again as the shard read it. Raises BadSource for a copy of a store
+    that is gone, and CorruptStore.
+    """
+    openreaders.close_all()
+    plan = read_plan(member)
+    files = [f.path for f in plan.shards.files]
+    if (gone := _removed(member, files)) is not None:
+        raise BadSource(gone)
+    reader = _reader(plan, _mounted(member, files, source))
+    done = receipts.valid(receipts.listed(member.receipts, member.files).get(number, []), member.files)
+    found = []
+    for piece, digest in zip(plan.shards[number].pieces, () if done is None else done.read, strict=False):
+        wrong = _Again(member.number, number, piece, digest, reader).wrong()
+        places = np.empty(0, dtype=np.int64)
+        if wrong is None:
+            wanted = replace(pieces.reading(reader, piece.file.path), damaged=True)
+            read = [b.position for b in pieces.blocks(reader, wanted, piece)]
+            places = np.concatenate([places, *read])
+        found.append(ReadAgain(piece.file.path, wrong, places))
+    return found
 
 
 def _removed(member: Generation, files: Sequence[str]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from gristmill.commit import journal
 from gristmill.commit import receipt as receipts
@@ -16,6 +17,7 @@ from gristmill.driver.opening import Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scored, Scoring
 from gristmill.driver.tally import Tallied
+from gristmill.models.versions import Registered
 from gristmill.observe.report import Report
 from gristmill.shards.counts import Counts, summed
 
@@ -74,8 +76,12 @@ def _so_far(at: Chosen, sums: Tallied) -> Report:
         notes=tuple(at.log.notes),
         skipped=r.skipped,
         format=r.sink_format.name,
-        details={"runs_on": _runs_on(at, sums), "batch": vars(budgets.stored(at.batch))},
+        details={"runs_on": _runs_on(at, sums), "batch": vars(budgets.stored(at.batch)), **_registered(r.registered)},
     )
+
+
+def _registered(model: Registered | None) -> dict[str, Any]:
+    return {} if model is None else {"registered": vars(model)}
 
 
 def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
@@ -97,9 +103,11 @@ def finished(scored: Scored, whole: Whole) -> Report:
     figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in scored.receipts)
     padded = figures.get("padded", 0.0)
     busy = own.get("model_seconds", 0.0) / max(SHORT, time)
+    root = published(scored.root, scored.files).body.root
     return replace(
         report,
         state="done",
+        details={**report.details, "root": root},
         counts=whole.counts,
         files=len(whole.live),
         bytes_out=sum(f.bytes for f in whole.live),
@@ -136,6 +144,7 @@ def untouched(at: Opened) -> Report:
         notes=tuple(at.log.notes),
         skipped=tuple(body.skipped),
         format=body.sink_format,
+        details={**_registered(body.model.registered), "root": body.root},
     )
 
 

@@ -49,7 +49,11 @@ class Document:
         """The document that was dumped. Raises CorruptStore if it is not a complete document of this kind, NewerFormat
         if its format is newer than this version knows; `path` is for the message.
         """
-        body = unseal(data, path) if cls.SEALED else _parsed(data, path)
+        return cls.of_body(unseal(data, path) if cls.SEALED else _parsed(data, path), path)
+
+    @classmethod
+    def of_body(cls: type[D], body: Mapping[str, Any], path: str) -> D:
+        """The document of a body that was unsealed: see `load`."""
         found = body.get("format", 1)
         if type(found) is int:
             refuse_newer(path, cls.WHAT, found, cls.FORMAT)
@@ -88,13 +92,18 @@ def seal(body: Mapping[str, Any]) -> bytes:
 
 def unseal(data: bytes, path: str) -> dict[str, Any]:
     """What was sealed. Raises CorruptStore if it is not."""
+    return unsealed(data, path)[0]
+
+
+def unsealed(data: bytes, path: str) -> tuple[dict[str, Any], str]:
+    """What was sealed, and its checksum, which was computed again. Raises CorruptStore if it is another."""
     body = _parsed(data, path)
     checksum = body.pop("checksum", None)
     if checksum is None:
         raise CorruptStore(f"{path}: damaged, or not written by gristmill (no checksum): {_RESTART}")
     if hashlib.sha256(_canonical(body).encode()).hexdigest() != checksum:
         raise CorruptStore(f"{path}: damaged (its checksum does not match): {_RESTART}")
-    return body
+    return body, str(checksum)
 
 
 def _canonical(body: Mapping[str, Any]) -> str:

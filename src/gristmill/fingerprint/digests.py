@@ -225,6 +225,12 @@ def differences(old: StoredFingerprint, new: Fingerprint, old_inputs: Mapping[st
     return lines
 
 
+def between(old: StoredFingerprint, new: StoredFingerprint) -> list[str]:
+    """What differs of options, model and code between two stored fingerprints: a line each."""
+    sections = ("options", "model", "code")
+    return [line for name in sections for line in _differing(name, getattr(old, name), getattr(new, name))]
+
+
 def _of_folders(before: str, now: str) -> list[str]:
     """How columns in folders' names came to have other types, which no option set."""
     old, new = json.loads(before), json.loads(now)

@@ -331,7 +331,8 @@ class TextEmbedder:
         """The model loaded in this process: `encode(texts)` gives float32 [texts, width], for queries. Raises BadModel,
         MissingExtra.
         """
-        found: Queries = importlib.import_module(self.home).Queries(self)
+        registry: Any = importlib.import_module("gristmill.models.registry")  # which names it, perhaps
+        found: Queries = importlib.import_module(self.home).Queries(registry.as_files(self))
         return found
 
 
@@ -493,11 +494,12 @@ def changed(spec: S, **fields: Any) -> S:
     return made
 
 
-def saved_model(file: str, **options: Any) -> Any:
+def saved_model(file: str, at: str | None = None, **options: Any) -> Any:
     """The model in a file that it was saved to, by the suffix: an `SklearnModel`, `OnnxModel` or `TorchScriptModel`
-    with its options. Raises BadJob for other suffixes, and for options that this kind does not have.
+    with its options. `at` is the file's path, if a registry names it. Raises BadJob for other suffixes, and for options
+    that this kind does not have.
     """
-    suffix = os.path.splitext(file)[1].lower()
+    suffix = os.path.splitext(at or file)[1].lower()
     kinds = _by_suffix()
     if suffix not in kinds:
         way = "embed and classify are for the folders of text models, " if os.path.isdir(file) else ""

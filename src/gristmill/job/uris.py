@@ -53,6 +53,7 @@ _SAS = frozenset(
         "scid",
     ]
 )
+_GENERATION = re.compile(r"(.*[^@/])/?@(\d+)")
 _KEPT_USER = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "az"})  # what precedes @ names the container
 
 
@@ -73,6 +74,12 @@ def local_path(uri: str) -> str:
 def in_uri(path: str) -> str:
     """A path as an address has it, whose %41 is an A, and whose ? and # end it."""
     return path.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
+
+
+def generation_named(sink: str) -> tuple[str, int | None]:
+    """A sink and the generation of it that is named after an @, as in `scores/@3`; None for the latest."""
+    match = _GENERATION.fullmatch(sink)
+    return (sink, None) if match is None or os.path.exists(sink) else (match[1], int(match[2]))
 
 
 def file_named(uri: str) -> bool:

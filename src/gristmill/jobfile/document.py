@@ -60,19 +60,26 @@ class Document:
         return next(within, self.name)
 
 
-def read_document(text: bytes, name: str) -> Document:
-    """A YAML (or JSON) mapping. Raises BadJob, with the line, for anything that is not one or is out of bounds."""
+JOB = "a job file is a mapping with `source`, `model` and `sink`"
+
+
+def read_document(text: bytes, name: str, form: str = JOB, *, empty: bool = False) -> Document:
+    """A YAML (or JSON) mapping. Raises BadJob, with the line, for anything that is not one or is out of bounds; `form`
+    says what it has to be. An `empty` one is allowed if that is said.
+    """
     if len(text) > MOST_BYTES:
-        raise BadJob(f"{name}: {len(text):,} bytes: a job file has at most {MOST_BYTES:,}")
+        raise BadJob(f"{name}: {len(text):,} bytes, and at most {MOST_BYTES:,} are read: {form}")
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         raise BadJob(f"{name}: byte {e.start} is not UTF-8: save the file as UTF-8") from None
     reader = _Reader(name)
     value = reader.read(decoded)
+    if value is None and empty:
+        value = {}
     if not isinstance(value, dict):
         found = "is empty" if value is None else f"holds a {_kind(value)}"
-        raise BadJob(f"{name}: {found}: a job file is a mapping with `source`, `model` and `sink`")
+        raise BadJob(f"{name}: {found}: {form}")
     return Document(name, value, {path: f"{name}:{line}" for path, line in reader.lines.items()})
 
 

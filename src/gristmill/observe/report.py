@@ -206,6 +206,8 @@ def summary_rows(report: Report) -> list[Row]:
         rows += _paces(report)
     digest = report.digest.removeprefix("sha256:")[:DIGEST]
     rows.append(("model", "", f"{report.model} {digest}".strip()))
+    if registered := report.details.get("registered"):
+        rows.append(("  version", "", _registered(registered)))
     if report.used:
         rows.append(("asked", "", asked(report.used)))
     if runs_on := report.details.get("runs_on"):
@@ -310,6 +312,14 @@ def asked(used: Mapping[str, float]) -> str:
     again = units.plural(int(used.get("again", 0)), "row") + " to be asked again, as their answers failed"
     parts += [again] if used.get("again") else []
     return ", ".join(parts)
+
+
+def _registered(told: Mapping[str, str]) -> str:
+    """`reviews/3, approved for batch by anna, 2026-01-01T09:00:00+00:00`."""
+    parts = [f"{told['name']}/{told['version']}"]
+    if told["stage"]:
+        parts.append(f"approved for {told['stage']}" + (f" by {told['approved_by']}" if told["approved_by"] else ""))
+    return ", ".join([*parts, *filter(None, [told["approved_at"]])])
 
 
 def _runs_on(told: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.commit import merkle, seals
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
@@ -96,6 +97,7 @@ def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bo
             wrong += _against_plan(found)
             wrong += _against_receipts(found, live)
     wrong += _overlaps(members)
+    wrong += _unsealed(result, members)
     wrong += _sums(result, live, members)
     wrong += _letters(result, live, sink_format, files)
     if not sink_format.tables and not any(line.startswith(MANIFEST) for line in wrong):
@@ -269,6 +271,23 @@ def _doubled(ranges: Mapping[str, np.ndarray]) -> Iterator[tuple[str, int]]:
     for path, spans in ranges.items():
         for at in np.flatnonzero(spans[1:, 0] < spans[:-1, 1])[:3].tolist():
             yield path, int(spans[at + 1, 0])
+
+
+def _unsealed(result: Publication, members: Sequence[Member]) -> list[str]:
+    """Check that plans and receipts are those that the root of the result stands for; earlier versions had none."""
+    body = result.body
+    if body.root is None:
+        return []
+    lines = []
+    found = {m.generation.number: m for m in members}
+    for wanted in body.sealed:
+        if (m := found.get(wanted.generation)) is not None:  # else it is reported already
+            all_of = seals.leaves(seals.plan_checksum(m.generation), m.done.values(), m.joined)
+            if merkle.root(all_of).hex() != wanted.root:
+                lines.append(f"generation {wanted.generation}: its plan and receipts are not those that were published")
+    if seals.root_of(body.sealed) != body.root or [s.generation for s in body.sealed] != result.generations:
+        lines.append("_SUCCESS: its root is not that of its generations")
+    return lines
 
 
 def _overlaps(members: Sequence[Member]) -> list[str]:

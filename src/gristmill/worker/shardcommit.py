@@ -41,6 +41,7 @@ class ShardCommit:
         self._prepare = prepare
         self._task = task
         self._files = files
+        self._earlier = any(p.file.path in recipe.reader.own for p in task.shard.pieces)
         self.nonce = secrets.token_hex(6)
         self._stem = f"part-{task.shard.number:07d}.g{task.generation}"
         self._work = join(task.folder, "work")
@@ -56,7 +57,7 @@ class ShardCommit:
 
     def add(self, scored: Scored) -> None:
         """Write a window's rows and dead letters."""
-        rows = output_rows(scored, self._recipe.output, self._task)
+        rows = output_rows(scored, self._recipe.output, self._task, self._earlier)
         if rows.num_rows:
             if self._rows is None:
                 schema = self._task.schema or rows.schema
@@ -182,8 +183,10 @@ class _DeadLetters:
 # ---------------------------------------------------------------- output rows
 
 
-def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
-    """The rows as they will be written: id, kept columns, results, version, in this order."""
+def output_rows(scored: Scored, output: Output, task: Task, earlier: bool = False) -> pa.Table:
+    """The rows as they will be written: id, kept columns, results, version, in this order. Rows of an `earlier` night
+    may lack a column that the result has got since, as those of that night which were answered do.
+    """
     rows = scored.rows
     after = [n for n in scored.results if task.schema is None or n not in scored.answers]  # made by a post step
     output = output.beside((*task.answers, *after))
@@ -213,7 +216,7 @@ def output_rows(scored: Scored, output: Output, task: Task) -> pa.Table:
     table = pa.Table.from_arrays(list(columns.values()), schema=schema)
     if task.schema is not None and not table.schema.equals(task.schema):
         lost = [n for n in task.schema.names if n not in columns and n not in (output.keep or ())]
-        if lost and rows.num_rows and output.keep is not None and not scored.sparse:
+        if lost and rows.num_rows and output.keep is not None and not scored.sparse and not earlier:
             raise BadOutput(f"these rows have no column {lost[0]!r}, which the first rows had: return it for every row")
         table = fit(table, task.schema)
     return table

@@ -1,0 +1,1 @@
+"""What made an answer, and the proof of it."""
