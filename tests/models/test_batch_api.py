@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from batchjobs import PROVIDERS, answers, asked, once, table, until
 from batchserver import BatchServer
 from gristmill.errors import BadJob, BadModel, RunFailed
 from gristmill.job.secret import Secret
@@ -26,7 +27,6 @@ from gristmill.models.desk import Desk
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY
 
-PROVIDERS = ["openai", "anthropic"]
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 
 
@@ -39,28 +39,6 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
         monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
         monkeypatch.setenv("ANTHROPIC_BASE_URL", running.anthropic)
         yield running
-
-
-def table(rows: int) -> pa.Table:
-    return pa.table({"id": range(rows), "text": [f"row {n} is here" for n in range(rows)]})
-
-
-def asked(rows: Any, sink: Path, provider: str, **more: Any) -> gm.Report:
-    return gm.prompt(
-        rows, sink, prompt="{{ text }}", model="m", keep=["id"], batch_api=provider, **{"max_tokens": 20, **more}
-    )
-
-
-def answers(sink: Path) -> dict[int, str]:
-    """By the row's number, each once."""
-    found = gm.read(str(sink)).to_table().to_pylist()
-    assert len({row["id"] for row in found}) == len(found)
-    return {row["id"]: row["answer"] for row in found}
-
-
-def once(told: dict[str, Any]) -> None:
-    """No request was computed twice, and none had the name of another."""
-    assert set(told["computed"].values()) == {1} and set(told["names"].values()) == {1}
 
 
 class Shown(Silent):
@@ -138,12 +116,6 @@ def typed(provider: str, *more: str) -> list[str]:
         sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}", "--model", "m",
         "--keep", "id", "--batch-api", provider, "--max-tokens", "20", "--set", "running.shard_rows=60", *more,
     ]  # fmt: skip
-
-
-def until(true: Callable[[], Any], run: subprocess.Popen[Any]) -> None:
-    begun = time.monotonic()
-    while not true() and run.poll() is None and time.monotonic() - begun < 60:
-        time.sleep(0.02)
 
 
 POINTS = [("POST files", 0), ("POST batches", 0), ("created", 0), ("created", 1), ("GET batch", 2), ("GET content", 1)]

@@ -195,8 +195,10 @@ class Journal(Protocol):
         """Whether its attempt is over: what comes now is kept and told nowhere."""
         ...
 
-    def note(self, told: Any) -> None:
-        """Note something, as JSON, before this returns, so that no death of the process undoes it. Raises OSError."""
+    def note(self, told: Mapping[str, Any], used: Mapping[str, float] | None = None, once: str = "") -> None:
+        """Note something, as JSON, before this returns, so that no death of the process undoes it; and what it has
+        taken (USED), which no row tells, and which counts once of all that is noted for that. Raises OSError.
+        """
         ...
 
     def everywhere(self) -> Sequence[Any]:

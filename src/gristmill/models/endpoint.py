@@ -80,6 +80,10 @@ class Payer(Protocol):
         """It was sent, and may have to be paid for, but there is no answer."""
         ...
 
+    def refused(self, reply: Any) -> None:
+        """It was refused, with this JSON, which may tell that it has to be paid for all the same."""
+        ...
+
     async def again(self) -> None:
         """Returns once there is money to send it again. Raises RunFailed."""
         ...
@@ -218,6 +222,8 @@ class Endpoint:
                     await payer.again()
                 continue
             except (Refused, Forbidden) as e:
+                if payer is not None:
+                    payer.refused(e.reply)
                 if address.url not in refusing and len(refusing) + 1 < len(self._addresses):
                     refusing[address.url] = address, sent
                     self._addresses.refused(address, time.monotonic(), sent)
