@@ -170,7 +170,8 @@ class Batches(Chat):
         return {
             **super().told(), "batches": [len(b["requests"]) for b in self.batches.values()],
             "computed": dict(self.computed), "alone": dict(self.alone), "asked": dict(self.asked),
-            "names": dict(self.names), "statuses_of": [b["status"] for b in self.batches.values()], "reached": self.reached,
+            "names": dict(self.names), "statuses_of": [b["status"] for b in self.batches.values()],
+            "reached": self.reached,
         }  # fmt: skip
 
     async def _created(self, request: Any, begin: Any, answer: Any) -> Any:

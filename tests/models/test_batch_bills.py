@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from batchjobs import PROVIDERS, asked, table, until
+from batchjobs import PROVIDERS, asked, once, table, until
 from batchserver import BatchServer
 from gristmill.errors import RunFailed
 from llmserver import KEY
@@ -118,17 +119,112 @@ def test_told_once_over_kills(
         "    print(json.dumps(dict(report.used)))\n"
     )
     command = [sys.executable, "job.py", provider]
+    told_last: list[str] = []
     for call, after in (("GET batch", 1), ("GET content", 0), ("GET content", 1), ("GET content", 2)):
         server.set(stops=[call, after], reached=False)
-        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, start_new_session=True)
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
         until(lambda: server.told()["reached"], run)
         time.sleep(0.3)
         if run.poll() is None:
             os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
+        told_last += run.communicate()[0].splitlines()[-1:]
         server.set(stops=[])
-    last = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert last.returncode == 0, last.stderr
-    told, used = server.told(), json.loads(last.stdout.splitlines()[-1])
+    if not told_last:
+        told_last = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
+    told, used = server.told(), json.loads(told_last[-1])
     assert gm.read(str(tmp_path / "out")).to_table().num_rows == 180
     assert used["requests"] == billed(told) and used["cost"] == 8 * billed(told)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_rows_that_nobody_was_asked_for_are_no_dead_letters(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """However many batches were cancelled before their turn."""
+    server.set(cancel=3, takes=0.1)
+    for _ in range(3):
+        with pytest.raises(RunFailed, match="was cancelled"):
+            asked(table(40), tmp_path / "out", provider)
+    assert asked(table(40), tmp_path / "out", provider).rows_ok == 40
+    once(server.told())
+
+
+def test_a_batch_whose_results_are_not_there_hides_no_other(server: BatchServer, tmp_path: Path) -> None:
+    """A creation that was not answered is found beside another's batch of as many requests, which is gone (404)."""
+    server.set(takes=0.1)
+    asked(table(20), tmp_path / "before", "anthropic", system="before")
+    server.set(lose=1, removed=["msgbatch_0"])
+    assert asked(table(20), tmp_path / "out", "anthropic").rows_ok == 20
+    assert server.told()["batches"] == [19, 19]
+
+
+@pytest.mark.long
+def test_results_that_would_tell_whose_batch_it_is(server: BatchServer, tmp_path: Path) -> None:
+    """They are not there: the run stops, and says so; the next one looks once more, and creates a batch."""
+    server.set(takes=0.1)
+    asked(table(20), tmp_path / "before", "anthropic", system="before")
+    server.set(unheard=1, removed=["msgbatch_0"])
+    with pytest.raises(RunFailed, match=r"the results of msgbatch_0 are not there, .* can be told by these alone"):
+        asked(table(20), tmp_path / "out", "anthropic")
+    assert asked(table(20), tmp_path / "out", "anthropic").rows_ok == 20
+    assert server.told()["batches"] == [19, 18]
+
+
+def test_money_goes_as_far_as_it_goes(server: BatchServer, tmp_path: Path) -> None:
+    """A shard that might cost more than there is goes in smaller batches, for as long as one request can be paid."""
+    more: dict[str, Any] = {"price": PRICE, "workers": 1, "max_tokens": 5}
+    server.set(takes=0.1)
+    with pytest.raises(RunFailed, match=r"max_cost 500: .* what comes next might cost \$") as e:
+        asked(table(300), tmp_path / "out", "openai", max_cost=500.0, **more)
+    told = server.told()
+    assert 500 - 10 < 8 * billed(told) <= 500
+    assert e.value.report is not None and e.value.report.used["cost"] == 8 * billed(told)
+    assert asked(table(300), tmp_path / "out", "openai", **more).rows_ok == 300
+    once(server.told())
+
+
+def test_money_that_is_kept_for_a_batch_under_way_is_waited_for(server: BatchServer, tmp_path: Path) -> None:
+    """It may turn out to cost less: the second shard is sent then, if need be in parts."""
+    report = asked(
+        table(80), tmp_path / "out", "openai", price=PRICE, workers=1, shard_rows=40, max_tokens=20, max_cost=1000.0
+    )
+    assert report.rows_ok == 80 and report.used["cost"] == 640
+    once(server.told())
+
+
+def test_a_model_that_goes_in_the_middle_of_a_batch(server: BatchServer, tmp_path: Path) -> None:
+    """404 for some rows: one of them is asked alone, and the others again as that is answered."""
+    server.set(says=["row 1", 404, "no such model", ""], takes=0.1)
+    report = asked(table(20), tmp_path / "out", "openai")
+    told = server.told()
+    assert report.rows_ok == 20 and told["batches"] == [19, 10]
+    once(told)
+
+
+def test_a_model_that_is_gone_stops_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """With the first batch that tells so; no row is a dead letter of it."""
+    server.set(takes=4.0)
+
+    def take_away() -> None:
+        while not server.told()["asked"].get("GET batch"):
+            time.sleep(0.02)
+        server.set(turns=[0, 404, 404])
+
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    with pytest.raises(RunFailed, match=r"refuses the address or the model now: 404"):
+        asked(table(20), tmp_path / "out", "openai", workers=1)
+    thread.join()
+    server.set(turns=[], takes=0.1)
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19, 18]
+
+
+def test_somebody_is_asked_alone_before_each_batch_that_is_made_late(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a batch may take a day to tell is told at once."""
+    monkeypatch.setattr("gristmill.models.provided.PROOF", 0.0)
+    report = asked(table(60), tmp_path / "out", "openai", shard_rows=20, workers=0, concurrency=1)
+    told = server.told()
+    assert report.rows_ok == 60 and sorted(told["batches"]) == [18, 19, 19]
+    once(told)

@@ -376,10 +376,11 @@ class Bulk:
         """
         provided, asked = self._provided, 0
         async with provided.proving:
-            while asked < len(part) and not self._proven and not provided.answers:
+            failed = not (self._proven or provided.answers)
+            while failed and asked < len(part):
                 failure = await self._asked_for(part[asked])
-                asked += 1
-                if asked >= TRIALS and failure is not None:
+                asked, failed = asked + 1, failure is not None
+                if failure is not None and asked >= TRIALS:
                     raise Unasked(failure)
         return part[asked:]
 
