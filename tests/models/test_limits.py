@@ -28,6 +28,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.models import prompt, spending
 from gristmill.models.contract import Place
 from gristmill.models.outcomes import may_be_billed
+from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.purse import Purse
 from gristmill.models.spending import _money
 from gristmill.observe.events import Progress, Silent
@@ -165,9 +166,9 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
     spec = gm.Prompt("x", "m", base_url="http://127.0.0.1:1", price={"input": "1/1K", "output": "1/1K"}, max_cost=1.0)
 
     async def told() -> list[Any]:
-        asker = paid.Paid(spec, 0.5, paid.endpoint_of(spec, 0.5, 8, 60.0))
+        asker = Paid(spec, 0.5, endpoint_of(spec, 0.5, 8, 60.0))
         asker.of(Allowance(str(tmp_path), "r", LOCAL))
-        return await asyncio.gather(*(asker.keep(2.0) for _ in range(50)), return_exceptions=True)
+        return await asyncio.gather(*(asker.spending.keep(2.0) for _ in range(50)), return_exceptions=True)
 
     begun = time.monotonic()
     assert all(isinstance(error, RunFailed) and "max_cost 1" in str(error) for error in asyncio.run(told()))

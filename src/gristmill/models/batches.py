@@ -32,7 +32,8 @@ class Batch:
     """A batch: the digests of its requests, in order; `asks` are those of this attempt, by their place in it. Their
     prompts have about so many `tokens` together, and their answers `most` (None: nothing limits them). It was noted by
     an `earlier` attempt, which has told how it ended if it is `over`, that its answers are `gone` at the provider, that
-    it is `unlisted`: nothing tells whether it was created; and what it took (`counted`).
+    it is `unlisted`: nothing tells whether it was created; what it took (`counted`); and that what was not there (404)
+    for some requests is there by now (`judged`).
     """
 
     name: str
@@ -46,6 +47,7 @@ class Batch:
     gone: bool = False
     unlisted: bool = False
     counted: bool = False
+    judged: bool = False
     earlier: bool = False
     sent: bool = False  # it may be there
     asks: dict[int, Request] = field(default_factory=dict)
@@ -89,7 +91,8 @@ def noted(notes: Sequence[Any]) -> list[Batch]:
         Batch(
             name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("tokens", 0.0),
             one.get("most", 0.0), one.get("id", ""), one.get("over", False), one.get("gone", False),
-            one.get("unlisted", False), one.get("counted", False), earlier=True, sent=True,
+            one.get("unlisted", False), one.get("counted", False), one.get("judged", False), earlier=True,
+            sent=True,
         )
         for name, one in told.items()
         if "digests" in one

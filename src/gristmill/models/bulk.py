@@ -30,14 +30,13 @@ from gristmill.models.batches import Batch, Request, claimed, made, note_of, not
 from gristmill.models.bill import TINY, Bill, BulkRow
 from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
-from gristmill.models.creation import POLL, SLOWER, SLOWEST, Creation
-from gristmill.models.desk import Gone
+from gristmill.models.course import Course
+from gristmill.models.creation import SLOWER, SLOWEST
 from gristmill.models.filed import Filed
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.provided import Asks, Provided, Row
-from gristmill.models.providers import State
 from gristmill.models.replies import Empty, Refused, Unanswered, UnderWay
-from gristmill.models.results import TURN, Results
+from gristmill.models.results import TURN
 from gristmill.models.spending import LOOK, PATIENCE
 from gristmill.models.usual import most_tokens
 from gristmill.process.failure import Unasked
@@ -76,8 +75,7 @@ class Bulk:
         self._held: Counter[bytes] = Counter()  # answers of the journal that rows of this attempt will have, by keys
         self._alone: Counter[bytes] = Counter()  # requests that rows made alone, and need not make again
         self._filed = Filed()
-        self._creation = Creation(provided, journal, self._filed)
-        self._results = Results(provided, journal, self._filed)
+        self._course = Course(provided, journal, self._filed, self._asked_for)
         self._batches = noted(journal.notes)
         self._batched = {digest for batch in self._batches for digest in batch.digests}
         provided.known.update(batch.id for batch in self._batches if batch.id)
@@ -315,9 +313,9 @@ class Bulk:
     async def _resumed(self, batch: Batch) -> list[Request]:
         """See a batch of an earlier attempt through. Returns the requests that are to be asked again."""
         if not self._provided.most:
-            return await self._through(batch)
+            return await self._course.through(batch)
         async with self._provided.one:
-            return await self._through(batch)
+            return await self._course.through(batch)
 
     async def _turn(self, part: list[Request]) -> list[Request]:
         """Send requests when they may be under way. Returns those that are to be asked again."""
@@ -347,16 +345,16 @@ class Bulk:
         unbounded = 0 if self._bounded(part) else len(part)
         provided.unbounded += unbounded  # before anybody else looks
         try:
-            if not (part := await self._proved(part)):
-                return []
             paid = await self._afforded(part)
             part, rest = part[:paid], part[paid:]
             provided.paying += 1
             try:
-                batch = self._batch(part)
-                self._batches.append(batch)
-                await asyncio.to_thread(self.journal.note, note_of(batch))
-                return [*await self._through(batch), *rest]
+                if part := await self._proved(part):
+                    batch = self._batch(part)
+                    self._batches.append(batch)
+                    await asyncio.to_thread(self.journal.note, note_of(batch))
+                    rest = [*await self._course.through(batch), *rest]
+                return rest
             finally:
                 provided.paying -= 1
         finally:
@@ -387,6 +385,8 @@ class Bulk:
     async def _asked_for(self, request: Request) -> Exception | None:
         """Ask for one request alone, and keep what becomes of it. Returns what it failed with."""
         bill, body = Bill(BulkRow({}, self)), json.loads(self._filed.body(request))
+        self._provided.spending.settle(request.cost)  # it is kept anew
+        request.cost = 0.0
         try:
             await self._provided.paid.alone(body, request.tokens, request.path, bill)
             return None
@@ -420,7 +420,7 @@ class Bulk:
             spending.goes_on()
             if provided.paying or spending.flying:
                 others_until = time.monotonic() + PATIENCE
-            elif spending.alone or (time.monotonic() > others_until and not await self._others(provided.begun)):
+            elif spending.alone or (time.monotonic() > others_until and not await self._course.others(provided.begun)):
                 spending.stop_at(costs[0])
             await spending.freed(pause)
             pause = min(SLOWEST, SLOWER * pause) if not provided.paying else LOOK
@@ -428,108 +428,19 @@ class Bulk:
             request.cost = 0.0
         return found
 
-    async def _through(self, batch: Batch) -> list[Request]:
-        """See a batch through. Returns the requests that are to be asked again."""
-        try:
-            if not batch.id and batch.earlier:
-                batch.id = "" if batch.over else await self._creation.there(batch) or ""
-                if not batch.id:  # it was never created
-                    await self._note(batch, over=True)
-                    batch.over = batch.counted = True
-                    return list(batch.asks.values())
-                await self._note(batch, id=batch.id)
-            elif not batch.id:
-                batch.id = await self._creation.created(batch)
-                await self._note(batch, id=batch.id)
-            self._provided.known.add(batch.id)
-            state = await self._results.whole(batch)
-        except Gone as e:
-            await self._results.count(batch)
-            if batch.asks:
-                await self._ended(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
-            return list(batch.asks.values())
-        await self._judged(batch)
-        again = [request for place, request in batch.asks.items() if place not in batch.found]
-        self._provided.full = self._provided.full if state.full else None
-        if state.failed and again:
-            return await self._failed(batch, state, again)
-        if batch.refused and again:
-            await self._ended(batch, f"was not answered in full: the provider refuses {batch.refused}")
-        if state.cancelled and again:
-            await self._ended(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
-        return again
-
-    async def _note(self, batch: Batch, **told: Any) -> None:
-        await asyncio.to_thread(self.journal.note, {"batch": batch.name, **told})
-
-    async def _ended(self, batch: Batch, what: str) -> None:
-        """Stop because of how a batch ended, once: the next run asks again."""
-        if not batch.over:
-            await self._note(batch, over=True)
-            name = batch.id or batch.name
-            raise RunFailed(f"batch {name} {what}; what is answered is kept: run again to ask for the rest")
-
-    async def _judged(self, batch: Batch) -> None:
-        """What the provider does not have (404) for some requests may be the model: one of these is asked for alone,
-        which stops the run then. If it is answered, the others are asked for again.
-        """
-        if not batch.strange:
-            return
-        one, *others = batch.strange
-        answered = await self._asked_for(batch.asks[one]) is None
-        for place in others:
-            status, reply = batch.strange[place]
-            if answered:
-                batch.found.discard(place)
-                batch.asks[place].tries += 1
-                batch.asks[place].why = reply["why"]
-            else:
-                self._filed.keep(batch.asks[place].digest, status, reply)
-        batch.strange.clear()
-
-    async def _failed(self, batch: Batch, state: State, again: list[Request]) -> list[Request]:
-        """Of a batch that the provider did not begin: ask again in smaller ones if it was too much, else stop."""
-        if not state.full:
-            await self._ended(batch, f"was refused: {state.failed}")
-        elif not batch.over:
-            await self._note(batch, over=True)
-            if len(batch.asks) == 1 and self._full() and not await self._others():
-                raise RunFailed(
-                    f"batch {batch.id} of one request is too much for the provider, though no other of this run is "
-                    f"under way: {state.failed}; what is answered is kept: run again once there is room"
-                )
-            self._provided.most = max(1, len(batch.asks) // 2)
-            await asyncio.sleep(min(SLOWEST, POLL * 2 ** min(10, self._made)))
-        return again
-
-    def _full(self) -> bool:
-        """Whether even one request has been too much for as long as a provider may be out of reach."""
-        now, provided = time.monotonic(), self._provided
-        provided.full = now if provided.full is None else provided.full
-        return now - provided.full > provided.desk.limit
-
-    async def _others(self, since: float = 0.0) -> bool:
-        """Whether a batch of this job is under way that was made since then."""
-        for batch in noted(await asyncio.to_thread(self.journal.everywhere)):
-            if batch.id and not batch.over and not batch.counted and batch.since >= since:
-                with contextlib.suppress(Gone):
-                    if not (await self._provided.api.look(self._provided.desk, batch.id)).over:
-                        return True
-        return False
-
     async def _unneeded(self, batch: Batch) -> None:
         """Count what a batch took of which no row needs anything, without waiting for it for long: then as what it may
         cost.
         """
         try:
-            await asyncio.wait_for(self._through(batch), self._provided.desk.limit)
-        except asyncio.TimeoutError:
+            await asyncio.wait_for(self._course.through(batch), self._provided.desk.limit)
+        except (asyncio.TimeoutError, RunFailed) as e:  # which is no reason to stop: nothing of it is needed
             print(
                 f"{batch.id or batch.name}: under way at the provider, and not waited for, as its rows have their "
-                "answers: what it may cost is counted",
+                f"answers: what it may cost is counted{f' ({e})' if str(e) else ''}",
                 file=sys.stderr,
             )
-            await self._results.count(batch)
+            await self._course.results.count(batch)
 
     async def _dropped(self) -> None:
         if self._task is not None and not self._task.done():
@@ -539,6 +450,7 @@ class Bulk:
             for request in batch.asks.values():  # what was sent goes on, and is paid
                 self._provided.spending.spend(request.cost if batch.sent else 0.0, request.cost)
                 request.cost = 0.0
+        self._provided.spending.settle(sum(request.cost for request in self._requests))
         self._filed.close()
 
 
