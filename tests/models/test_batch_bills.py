@@ -200,6 +200,28 @@ def test_a_model_that_goes_in_the_middle_of_a_batch(server: BatchServer, tmp_pat
     once(told)
 
 
+def test_a_model_that_was_gone_for_a_while_is_judged_once(server: BatchServer, tmp_path: Path) -> None:
+    """By the run that goes on while the others are in a batch: none of them is asked for, and paid, once more."""
+    server.set(says=["row 1", 404, "no such model", ""], takes=0.1, waits=True)
+
+    def turn_away() -> None:
+        while len(server.told()["batches"]) < 2:
+            time.sleep(0.02)
+        server.set(away="GET batch", retry_after="1000")
+
+    thread = threading.Thread(target=turn_away)
+    thread.start()
+    with pytest.raises(RunFailed, match="left alone"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, workers=1)
+    thread.join()
+    server.set(away="", retry_after=None, waits=False)
+    report = asked(table(20), tmp_path / "out", "openai", price=PRICE)
+    told = server.told()
+    assert report.rows_ok == 20 and told["batches"] == [19, 10] and billed(told) == 20
+    assert report.used["requests"] == 20
+    once(told)
+
+
 def test_a_model_that_is_gone_stops_the_run(server: BatchServer, tmp_path: Path) -> None:
     """With the first batch that tells so; no row is a dead letter of it."""
     server.set(takes=4.0)
