@@ -437,3 +437,19 @@ def test_refusals_that_are_billed_are_counted(
     assert (report.rows_ok, report.rows_dead) == (19, 1)
     assert report.used["cost"] - 19 * 8 == pytest.approx(cost, abs=1.5)
     assert (report.used["cost"] == 19 * 8) == (cost == 0)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_the_limit_is_for_whoever_has_something_to_send(chat: ChatServer, tmp_path: Path, idle: bool) -> None:
+    """One of two workers has a shard without a row to ask for: the other one sends all that may be sent, and both
+    together never more.
+    """
+    texts = [None if idle and n >= 600 else f"row {n}" for n in range(1200)]
+    chat.set(limit=1000.0)  # a second, of which it counts how many there were
+    report = gm.prompt(
+        pa.table({"id": range(1200), "text": pa.array(texts, pa.string())}), tmp_path / "out", prompt="{{ text }}",
+        model="m", keep=["id"], workers=2, shard_rows=600, requests_per_minute=6000, gates={"min_ok": 0},
+    )  # fmt: skip
+    told = chat.told()
+    assert report.rows_ok == (600 if idle else 1200) and told["requests"] == report.rows_ok
+    assert 60 < told["rate"] < 120  # as it counts; test_turns has how many were sent

@@ -57,6 +57,7 @@ class LoadedAsker(LoadedRows):
         # The endpoint limits the time of each request, without that of waiting for its turn.
         super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
+        self._call.built.paid.share_in(place.run)  # from now on: it may have nothing to ask for
         self._bulks: weakref.WeakKeyDictionary[Journal, Bulk] = weakref.WeakKeyDictionary()
         self._told = False
 

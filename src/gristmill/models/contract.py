@@ -26,7 +26,7 @@ class Place:
     rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null. A model that
     answers row by row is asked for `at_once` rows at a time (0: as many as it says), each for up to `limit` seconds;
     `bulk` shards at a time are sent in bulk (see BulkModel). One that asks for several rows in one request asks for
-    `rows` of them (0: as many as it says).
+    `rows` of them (0: as many as it says). `run` names the run, if workers share limits.
     """
 
     device: str = "cpu"
@@ -38,6 +38,7 @@ class Place:
     limit: float = math.inf
     bulk: int = 0
     rows: int = 0
+    run: str = ""
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,10 @@ class Together:
         """See Asked."""
         self._endpoint.resumed()
 
+    def share_in(self, run: str) -> None:
+        """See paid.Asked."""
+        self._endpoint.share_in(run)
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._endpoint.stop(error)

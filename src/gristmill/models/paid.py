@@ -58,6 +58,10 @@ class Asked(Protocol):
         """Others have been answered for this job before."""
         ...
 
+    def share_in(self, run: str) -> None:
+        """Limits are for whichever worker of this run has something to send."""
+        ...
+
     def stop(self, error: GristmillError) -> NoReturn: ...
     async def close(self) -> None: ...
 
@@ -74,15 +78,12 @@ def endpoint_of(
     each for up to `limit` seconds; `nobody` and `vendor` as for Endpoint.
     """
 
-    def shared(rate: int | None) -> float | None:
-        return None if rate is None else rate * share
-
     urls = str(reveal(spec.base_url)).split(",")
     auto = spec.concurrency == "auto" or spec.batch_api is not None
     return Endpoint(
         [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
         timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=auto),
-        requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
+        requests=spec.requests_per_minute, tokens=spec.tokens_per_minute, share=share, nobody=nobody,
         vendor=vendor, secrets=tuple(secrets_in(spec)),
     )  # fmt: skip
 
@@ -131,6 +132,10 @@ class Paid:
     def of(self, allowance: Allowance) -> None:
         """What may be spent is claimed there from now on."""
         self.spending.of(allowance)
+
+    def share_in(self, run: str) -> None:
+        """See Asked."""
+        self._asked.share_in(run)
 
     def shares(self, journal: Journal) -> None:
         """Equal requests are asked once in all workers from now on, and over their deaths."""

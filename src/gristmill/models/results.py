@@ -171,8 +171,7 @@ class Results:
         if result.code in QUOTA or (result.status in NOBODY and result.status != 404):
             batch.refused = request.why = f"{NOBODY.get(result.status or 0, 'the account')}: {why}"
             return False
-        later = LATER | {200, None} | ({404} if batch.judged else set())
-        if result.status in later:
+        if result.status is None or result.status in LATER | {200} | ({404} if batch.judged else set()):
             request.why = why or "a reply of another form"
             return False
         if result.status == 404:
