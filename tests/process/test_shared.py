@@ -53,9 +53,9 @@ def test_changes_are_made_one_after_the_other(tmp_path: Path) -> None:
         "    with own.locked() as there:\n"
         "        if there: own.numbers[1] += 1; done += 1\n"
     )
+    own = Shared("r", 0.1, 2)
     runs = [subprocess.Popen([sys.executable, "-c", count]) for _ in range(3)]
     assert [run.wait() for run in runs] == [0, 0, 0]
-    own = Shared("r", 0.1, 2)
     assert own.numbers[1] == 6000
 
 
@@ -68,3 +68,15 @@ def test_whoever_is_stopped_with_the_lock_holds_nobody_up(tmp_path: Path) -> Non
             assert there == 0 and time.monotonic() - begun < 1.0
     with own.locked() as there:
         assert there == 1.0
+
+
+def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
+    """By the next worker of any run; not what others use."""
+    own = Shared("mine", 0.5, 2)
+    with subprocess.Popen([sys.executable, "-c", OTHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        other.kill()
+    Shared("s", 0.5, 2).close()
+    left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert len(left) == 2 and all(name.startswith("mine.") for name in left)
+    own.close()

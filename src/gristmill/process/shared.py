@@ -15,7 +15,6 @@ from gristmill.process.locks import LockFile
 from gristmill.process.scratch import make_owned, owned
 
 LOOK = 1.0  # seconds between two looks at who is there
-LEFT = 7 * 86_400.0  # seconds after which a file is nobody's
 PATIENCE, PAUSE = 0.02, 0.0002  # seconds for which the lock is waited for: whoever has it is done in less
 
 
@@ -67,26 +66,9 @@ class Shared:
         now = time.monotonic()
         if now >= self._looked + LOOK:
             self._looked = now
-            others = (name for name in os.listdir(self._folder) if name.startswith(self._prefix))
-            self._present = self._mine + sum(self._of(name) for name in others if name.endswith(".share"))
+            others = (path for path in _shares(self._folder, self._prefix) if path != self._own.name)
+            self._present = self._mine + sum(map(_brought, others))
         return self._present
-
-    def _of(self, name: str) -> float:
-        """What another worker has brought, if it is there."""
-        path = os.path.join(self._folder, name)
-        if path == self._own.name:
-            return 0.0
-        try:
-            with LockFile(path, "r+") as file:
-                try:
-                    file.lock()
-                except OSError:
-                    return float(file.readall() or 0.0)
-        except FileNotFoundError:
-            return 0.0
-        with contextlib.suppress(OSError):  # it has ended
-            os.unlink(path)
-        return 0.0
 
     def close(self) -> None:
         """This worker is not there any more."""
@@ -110,11 +92,32 @@ def _locked(path: str) -> LockFile:
         file.close()
 
 
-def _sweep(folder: str) -> None:
-    """Remove what runs of long ago have left."""
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        with contextlib.suppress(OSError), LockFile(path, "r+") as file:
-            if os.fstat(file.fileno()).st_mtime < time.time() - LEFT:
+def _shares(folder: str, prefix: str) -> list[str]:
+    names = [name for name in os.listdir(folder) if name.startswith(prefix) and name.endswith(".share")]
+    return [os.path.join(folder, name) for name in names]
+
+
+def _brought(path: str) -> float:
+    """What the worker of this file has brought, if it is there; called under the lock of the numbers."""
+    try:
+        with LockFile(path, "r+") as file:
+            try:
                 file.lock()
-                os.unlink(path)
+            except OSError:
+                return float(file.readall() or 0.0)
+    except FileNotFoundError:
+        return 0.0
+    with contextlib.suppress(OSError):  # it has ended
+        os.unlink(path)
+    return 0.0
+
+
+def _sweep(folder: str) -> None:
+    """Remove what runs have left that were killed."""
+    for name in os.listdir(folder):
+        if name.endswith(".numbers"):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError), LockFile(path, "r+") as file:
+                file.lock()
+                if not sum(map(_brought, _shares(folder, name.removesuffix("numbers")))):
+                    os.unlink(path)
