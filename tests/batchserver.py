@@ -66,6 +66,7 @@ class Batches(Chat):
         self.batches: dict[str, dict[str, Any]] = {}
         self.asked: Counter[str] = Counter()  # calls, by method and form
         self.computed: Counter[str] = Counter()  # requests in batches, by their texts
+        self.alone: Counter[str] = Counter()  # messages in none, by their texts
         self.names: Counter[str] = Counter()  # custom_ids
         self.seen: Counter[str] = Counter()
         self.chances = random.Random(1)
@@ -168,8 +169,9 @@ class Batches(Chat):
     def told(self) -> dict[str, Any]:
         return {
             **super().told(), "batches": [len(b["requests"]) for b in self.batches.values()],
-            "computed": dict(self.computed), "asked": dict(self.asked), "names": dict(self.names),
-            "statuses_of": [b["status"] for b in self.batches.values()], "reached": self.reached,
+            "computed": dict(self.computed), "alone": dict(self.alone), "asked": dict(self.asked),
+            "names": dict(self.names), "statuses_of": [b["status"] for b in self.batches.values()],
+            "reached": self.reached,
         }  # fmt: skip
 
     async def _created(self, request: Any, begin: Any, answer: Any) -> Any:
@@ -316,7 +318,9 @@ class Batches(Chat):
 
         if (refused := await self._refused(request, "POST messages")) is not None:
             return refused
-        status, reply, _ = await self._answer(None, "messages", await request.json())
+        status, reply, _ = await self._answer(None, "messages", body := await request.json())
+        if status == 200:
+            self.alone[json.dumps(body)] += 1
         return web.json_response(reply, status=status)
 
     async def create_messages(self, request: Any) -> Any:

@@ -92,6 +92,7 @@ class Chat:
         self.odd_times = 1_000_000  # so many times, after which it answers these as others
         self.stuck: str | None = None
         self.complains: list[str] = []  # for prompts with "complain", with what and with which code it refuses them
+        self.refusal: dict[str, Any] = {}  # the reply, with 400, to prompts with "filtered"
         self.tells = ""  # the headers of requests with this text, in refusing them
         self.down = False
         self.fails = ""  # a text for which something breaks
@@ -162,6 +163,8 @@ class Chat:
             return error(500, "something broke")
         if self.complains and "complain" in json.dumps(body.get("messages")):
             return error(400, *self.complains)
+        if self.refusal and "filtered" in json.dumps(body.get("messages")):
+            return 400, self.refusal, {}
         if path in self.lacks:
             return 404, {"detail": self.lacking}, {}
         if self.forbids and self.forbids in json.dumps(body):

@@ -25,11 +25,12 @@ from gristmill.commit.journal import Journal
 from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.models import paid, prompt
+from gristmill.models import prompt, spending
 from gristmill.models.contract import Place
 from gristmill.models.outcomes import may_be_billed
-from gristmill.models.paid import _money
+from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.purse import Purse
+from gristmill.models.spending import _money
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
 
@@ -161,13 +162,13 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other workers may leave some, for which one request waits a while; the others do not wait again."""
-    monkeypatch.setattr(paid, "PATIENCE", 0.3)
+    monkeypatch.setattr(spending, "PATIENCE", 0.3)
     spec = gm.Prompt("x", "m", base_url="http://127.0.0.1:1", price={"input": "1/1K", "output": "1/1K"}, max_cost=1.0)
 
     async def told() -> list[Any]:
-        asker = paid.Paid(spec, 0.5, paid.endpoint_of(spec, 0.5, 8, 60.0))
+        asker = Paid(spec, 0.5, endpoint_of(spec, 0.5, 8, 60.0))
         asker.of(Allowance(str(tmp_path), "r", LOCAL))
-        return await asyncio.gather(*(asker.keep(2.0) for _ in range(50)), return_exceptions=True)
+        return await asyncio.gather(*(asker.spending.keep(2.0) for _ in range(50)), return_exceptions=True)
 
     begun = time.monotonic()
     assert all(isinstance(error, RunFailed) and "max_cost 1" in str(error) for error in asyncio.run(told()))
@@ -413,3 +414,42 @@ def test_many_bad_rows_before_the_first_good_one_are_dead_letters(chat: ChatServ
     report = gm.prompt(rows, tmp_path / "out", concurrency=4, **job)
     assert (report.rows_ok, report.rows_dead) == (305, 95)
     assert sum(chat.told()["answered"].values()) <= 305 + 32 + 10
+
+
+@pytest.mark.parametrize(
+    ("error", "cost"),
+    [
+        ({"message": "no", "code": "content_filter"}, 0.0),
+        ({"message": "no", "code": "content_filter", "innererror": {"content_filter_result": {}}}, 4.0),
+        ({"message": "no", "code": "other", "usage": {"prompt_tokens": 7, "completion_tokens": 1}}, 8.0),
+    ],
+)
+def test_refusals_that_are_billed_are_counted(
+    chat: ChatServer, tmp_path: Path, error: dict[str, Any], cost: float
+) -> None:
+    """What the reply tells, or else the prompt that Azure's filter has read: as long as those that were answered."""
+    chat.set(refusal={"error": error})
+    rows = pa.table({"id": range(20), "text": [f"row {n} is {'filtered' if n == 7 else 'here'}" for n in range(20)]})
+    report = gm.prompt(
+        rows, tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], workers=1, gates={"min_ok": 0},
+        price={"input": "1/token", "output": "1/token"}, max_tokens=20,
+    )  # fmt: skip
+    assert (report.rows_ok, report.rows_dead) == (19, 1)
+    assert report.used["cost"] - 19 * 8 == pytest.approx(cost, abs=1.5)
+    assert (report.used["cost"] == 19 * 8) == (cost == 0)
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_the_limit_is_for_whoever_has_something_to_send(chat: ChatServer, tmp_path: Path, idle: bool) -> None:
+    """One of two workers has a shard without a row to ask for: the other one sends all that may be sent, and both
+    together never more.
+    """
+    texts = [None if idle and n >= 600 else f"row {n}" for n in range(1200)]
+    chat.set(limit=1000.0)  # a second, of which it counts how many there were
+    report = gm.prompt(
+        pa.table({"id": range(1200), "text": pa.array(texts, pa.string())}), tmp_path / "out", prompt="{{ text }}",
+        model="m", keep=["id"], workers=2, shard_rows=600, requests_per_minute=6000, gates={"min_ok": 0},
+    )  # fmt: skip
+    told = chat.told()
+    assert report.rows_ok == (600 if idle else 1200) and told["requests"] == report.rows_ok
+    assert 60 < told["rate"] < 120  # as it counts; test_turns has how many were sent

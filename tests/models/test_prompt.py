@@ -524,8 +524,7 @@ def test_units_come_evenly() -> None:
     assert pace.turn(20.0, 5) == 20.0 and pace.turn(20.0) == 25.0 - SLACK
     pace.more(-1)
     assert pace.turn(20.0) == 25.0 - SLACK
-    pace.pause(100.0)
-    assert pace.turn(30.0) == 100.0 and Pace(None).turn(3.0, 1e9) == 3.0
+    assert Pace(None).turn(3.0, 1e9) == 3.0
     quick = Pace(6_000 / MARGIN)
     quick.turn(0.0)
     late = [quick.turn(0.2) for _ in range(40)]

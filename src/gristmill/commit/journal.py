@@ -38,6 +38,7 @@ TRACE = 4_000  # characters of a failed row's traceback that are kept, the last 
 _UNKEPT = bytes(16)  # instead of a row's digest: what an answer has taken that is not kept itself
 _NOTE = b"\xff" * 16  # instead of a row's digest: what the model notes of the shard
 _FIRST = b"\xfe" * 16  # and the first answer to a row that is asked for once more
+_USED, _ONCE = "used", "once"  # of a note: what was taken, and what that was for, which counts once
 _KEPT = (str, int, float, bool, type(None))
 # What rows are made of (arrow.topython); an extension type of the user's may give anything.
 _TOLD = {
@@ -81,6 +82,7 @@ class Journal:
         self.once = once
         self.before: Mapping[str, float] = {}
         self.notes: list[Any] = []
+        self._told: set[str] = set()  # what was noted with what it took, which counts once
         self.name = f"{os.path.basename(folder)}/{self._label(shard)}"
         self._stands = stands
         self._secrets = secrets
@@ -121,7 +123,8 @@ class Journal:
         taken = [self.before]
         for key, kept in _records(data):
             if key == _NOTE:
-                self.notes.append(json.loads(kept))
+                self.notes.append(note := json.loads(kept))
+                taken.append(_took_once(note, self._told))
                 continue
             if key == _FIRST:
                 answer, used, row, request = json.loads(kept)
@@ -157,10 +160,14 @@ class Journal:
         """See models.contract.Journal."""
         return notes(os.path.dirname(self._folder), self._files)
 
-    def note(self, told: Any) -> None:
+    def note(self, told: Mapping[str, Any], used: Mapping[str, float] | None = None, once: str = "") -> None:
         """See models.contract.Journal."""
-        data = json.dumps(told).encode()
-        record = _record(_NOTE, data)
+        noted = {**told, **({_USED: dict(used)} if used else {}), **({_ONCE: once} if once else {})}
+        self._noted(_record(_NOTE, json.dumps(noted).encode()))
+        with self._lock:
+            self.before = summed([self.before, _took_once(noted, self._told)])
+
+    def _noted(self, record: bytes) -> None:
         with self._lock:
             if self._ended:
                 raise OSError(f"{self._folder}: the journal of this attempt is closed")
@@ -211,7 +218,8 @@ class Journal:
 
     def spent(self, used: Mapping[str, float]) -> None:
         """See models.contract.Journal."""
-        self.before = summed([self.before, used])
+        with self._lock:
+            self.before = summed([self.before, used])
         self.took(used)
 
     def _put(self, key: bytes, kept: list[Any]) -> None:
@@ -355,6 +363,7 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
     taken, folder = [], join(folder, "journal")
     firsts: dict[tuple[str, bytes], list[dict[str, float]]] = {}  # of first answers, by shard and row
     ended: Counter[tuple[str, bytes]] = Counter()
+    told: dict[str, set[str]] = {}
     kept: Counter[bytes] = Counter()
     failed: Counter[bytes] = Counter()  # rows of the attempt with most of them: each asks for them again
     for name in sorted(files.names(folder)):
@@ -368,7 +377,9 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
                 if key == _FIRST:  # what it took is told again with the row's last one
                     _, used, row, _ = json.loads(data)
                     firsts.setdefault((label, bytes.fromhex(row)), []).append(used)
-                elif key != _NOTE:
+                elif key == _NOTE:
+                    taken.append(_took_once(json.loads(data), told.setdefault(label, set())))
+                else:
                     _, used, *more = json.loads(data)
                     taken.append(used)
                     ended[label, key] += 1
@@ -378,8 +389,8 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
     for place, some in firsts.items():
         taken += some[ended[place] :]
     found, again = summed(taken), (failed - kept).total()
-    told = {"kept": float(kept.total()), **({"again": float(again)} if again else {})}
-    return {**found, **told} if found or kept or again else {}
+    counted = {"kept": float(kept.total()), **({"again": float(again)} if again else {})}
+    return {**found, **counted} if found or kept or again else {}
 
 
 def _records(data: bytes) -> list[tuple[bytes, bytes]]:
@@ -395,6 +406,16 @@ def _records(data: bytes) -> list[tuple[bytes, bytes]]:
         found.append((key, answer))
         at += _HEAD.size + length
     return found
+
+
+def _took_once(note: Any, told: set[str]) -> Mapping[str, float]:
+    """What a note says was taken; nothing if another one has said so of the same."""
+    used, once = note.get(_USED, {}), note.get(_ONCE)
+    if once in told:
+        return {}
+    if once:
+        told.add(once)
+    return dict(used)
 
 
 def _told(value: Any) -> bool:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from gristmill.job.specs import Call, FunctionModel
 from gristmill.models.asking import Asking
 from gristmill.models.batches import under_way
-from gristmill.models.bill import Answer, KeptRow, ShardRow, TrialRow
-from gristmill.models.bulk import Bulk, BulkRow
+from gristmill.models.bill import Answer, BulkRow, KeptRow, ShardRow, TrialRow
+from gristmill.models.bulk import Bulk
 from gristmill.models.contract import Columns, Journal, Place, Prepared
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import Coroutines
@@ -57,6 +57,7 @@ class LoadedAsker(LoadedRows):
         # The endpoint limits the time of each request, without that of waiting for its turn.
         super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
+        self._call.built.paid.share_in(place.run)  # from now on: it may have nothing to ask for
         self._bulks: weakref.WeakKeyDictionary[Journal, Bulk] = weakref.WeakKeyDictionary()
         self._told = False
 
@@ -90,7 +91,7 @@ class LoadedAsker(LoadedRows):
         asker.paid.shares(journal)  # what is answered from before is in no batch
         self._first = self._first or FirstAnswers()
         self._first.worked |= proven
-        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first)
+        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first, proven)
         return found
 
     @property

@@ -12,7 +12,9 @@ from gristmill.models.providers import State
 
 @dataclass(slots=True)
 class Request:
-    """A request: where its body is, about how many tokens its prompt has, and what its answer may have at most."""
+    """A request: where its body is, about how many tokens its prompt has, and what its answer may have at most. `cost`
+    is kept free for it.
+    """
 
     digest: bytes
     path: str
@@ -27,24 +29,56 @@ class Request:
 
 @dataclass
 class Batch:
-    """A batch: the digests of its requests, in order; `asks` are those of this attempt, by their place in it. It was
-    noted by an `earlier` attempt, which has told how it ended if it is `over`, that its answers are `gone` at the
-    provider, or that it is `unlisted`: nothing tells whether it was created.
+    """A batch: the digests of its requests, in order; `asks` are those of this attempt, by their place in it. Their
+    prompts have about so many `tokens` together, and their answers `most` (None: nothing limits them). It was noted by
+    an `earlier` attempt, which has told how it ended if it is `over`, that its answers are `gone` at the provider, that
+    it is `unlisted`: nothing tells whether it was created; what it took (`counted`); and that what was not there (404)
+    for some requests is there by now (`judged`).
     """
 
     name: str
     path: str
     digests: Sequence[bytes]
     since: float
+    tokens: float = 0.0
+    most: float | None = None
     id: str = ""
     over: bool = False
     gone: bool = False
     unlisted: bool = False
+    counted: bool = False
+    judged: bool = False
     earlier: bool = False
+    sent: bool = False  # it may be there
     asks: dict[int, Request] = field(default_factory=dict)
     state: State | None = None
     found: set[int] = field(default_factory=set)  # places of requests that have their answer
+    read: set[int] = field(default_factory=set)  # places of results that were read
+    used: dict[str, float] = field(default_factory=dict)  # what these took
     refused: str = ""  # what the provider refuses, whoever asks
+    strange: dict[int, tuple[int, Any]] = field(default_factory=dict)  # answers (404) that may be about all requests
+
+    @property
+    def mean(self) -> tuple[float, float | None]:
+        """Tokens of a prompt, and of its answer at most."""
+        return self.tokens / len(self.digests), None if self.most is None else self.most / len(self.digests)
+
+
+def made(name: str, part: Sequence[Request], since: float) -> Batch:
+    """A batch of these requests."""
+    most = [request.most for request in part if request.most is not None]
+    return Batch(
+        name, part[0].path, [request.digest for request in part], since, sum(request.tokens for request in part),
+        float(sum(most)) if len(most) == len(part) else None, asks=dict(enumerate(part)),
+    )  # fmt: skip
+
+
+def note_of(batch: Batch) -> dict[str, Any]:
+    """What is noted of a batch before it is created."""
+    return {
+        "batch": batch.name, "path": batch.path, "digests": [digest.hex() for digest in batch.digests],
+        "at": batch.since, "tokens": batch.tokens, "most": batch.most,
+    }  # fmt: skip
 
 
 def noted(notes: Sequence[Any]) -> list[Batch]:
@@ -55,8 +89,10 @@ def noted(notes: Sequence[Any]) -> list[Batch]:
             told.setdefault(note["batch"], {}).update(note)
     return [
         Batch(
-            name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("id", ""),
-            one.get("over", False), one.get("gone", False), one.get("unlisted", False), earlier=True,
+            name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("tokens", 0.0),
+            one.get("most", 0.0), one.get("id", ""), one.get("over", False), one.get("gone", False),
+            one.get("unlisted", False), one.get("counted", False), one.get("judged", False), earlier=True,
+            sent=True,
         )
         for name, one in told.items()
         if "digests" in one

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gristmill.models.bulk import BulkRow
 from gristmill.models.contract import Journal
 from gristmill.shards.counts import summed
+
+if TYPE_CHECKING:
+    from gristmill.models.bulk import Bulk
 
 TINY = 1e-12  # of what is summed up: less is none
 
@@ -22,6 +24,15 @@ class ShardRow(dict[str, Any]):
     def __init__(self, row: Mapping[str, Any], journal: Journal) -> None:
         super().__init__(row)
         self.journal = journal
+
+
+class BulkRow(dict[str, Any]):
+    """A row whose request may have been answered in bulk."""
+
+    def __init__(self, row: Mapping[str, Any], bulk: Bulk) -> None:
+        super().__init__(row)
+        self.bulk = bulk
+        self.journal = bulk.journal
 
 
 class KeptRow(ShardRow):
@@ -65,6 +76,12 @@ class Bill:
         if again:
             self._again = summed([self._again, used])
 
+    def told(self) -> dict[str, float]:
+        """What was added since this was called last: whoever calls it tells that."""
+        used = {name: n - self._again.get(name, 0.0) for name, n in self.used.items()}
+        self._again = dict(self.used)
+        return {name: n for name, n in used.items() if n > TINY}
+
     def put_first(self, request: bytes, answer: Any) -> None:
         """See Journal; what the row took until now is told again with its next answer."""
         if self.kept is not None:
@@ -74,6 +91,5 @@ class Bill:
     def unfinished(self) -> None:
         """The row gets no further in this run: what it took is told all the same, also what is added later."""
         self._ended = True
-        used = {name: n - self._again.get(name, 0.0) for name, n in self.used.items()}
         if self._journal is not None:
-            self._journal.took({name: n for name, n in used.items() if n > TINY})
+            self._journal.took(self.told())

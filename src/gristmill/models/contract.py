@@ -26,7 +26,7 @@ class Place:
     rows with nulls are scored (on_null: keep), and refused only if the model cannot be given a null. A model that
     answers row by row is asked for `at_once` rows at a time (0: as many as it says), each for up to `limit` seconds;
     `bulk` shards at a time are sent in bulk (see BulkModel). One that asks for several rows in one request asks for
-    `rows` of them (0: as many as it says).
+    `rows` of them (0: as many as it says). `run` names the run, if workers share limits.
     """
 
     device: str = "cpu"
@@ -38,6 +38,7 @@ class Place:
     limit: float = math.inf
     bulk: int = 0
     rows: int = 0
+    run: str = ""
 
     @property
     def gpu(self) -> bool:
@@ -201,8 +202,10 @@ class Journal(Protocol):
         """Whether its attempt is over: what comes now is kept and told nowhere."""
         ...
 
-    def note(self, told: Any) -> None:
-        """Note something, as JSON, before this returns, so that no death of the process undoes it. Raises OSError."""
+    def note(self, told: Mapping[str, Any], used: Mapping[str, float] | None = None, once: str = "") -> None:
+        """Note something, as JSON, before this returns, so that no death of the process undoes it; and what it has
+        taken (USED), which no row tells, and which counts once of all that is noted for that. Raises OSError.
+        """
         ...
 
     def everywhere(self) -> Sequence[Any]:

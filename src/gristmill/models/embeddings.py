@@ -24,10 +24,11 @@ from gristmill.models.columns import check_text
 from gristmill.models.contract import Columns, ModelInfo, Place, Prepared
 from gristmill.models.conversion import from_array
 from gristmill.models.endpoint import Endpoint, Payer
-from gristmill.models.paid import SHARE, Paid, Stake, endpoint_of
+from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.pooling import normalized
 from gristmill.models.replies import Empty, Refused, usage_of
 from gristmill.models.rowtypes import Checks
+from gristmill.models.spending import SHARE, Stake
 from gristmill.process.failure import SomeFailed
 
 PATH = "embeddings"
@@ -231,6 +232,10 @@ class Together:
         """See Asked."""
         self._endpoint.resumed()
 
+    def share_in(self, run: str) -> None:
+        """See paid.Asked."""
+        self._endpoint.share_in(run)
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self._endpoint.stop(error)
@@ -343,6 +348,12 @@ class _Payers:
         for one in self.some:
             if one.payer is not None:
                 one.payer.lost()
+
+    def refused(self, reply: Any) -> None:
+        """See Payer."""
+        payer = next((one.payer for one in self.some if one.payer is not None), None)
+        if payer is not None:
+            payer.refused(reply)
 
     async def again(self) -> None:
         """See Payer. None is in flight before all can be paid for: others would wait for them."""

@@ -18,7 +18,6 @@ from gristmill.job.uris import redact
 from gristmill.models.addresses import Address, Addresses, below
 from gristmill.models.ending import Ending
 from gristmill.models.outcomes import may_be_billed
-from gristmill.models.pace import Beat, Pace
 from gristmill.models.refusals import Refusals
 from gristmill.models.replies import (
     CHAT,
@@ -45,6 +44,7 @@ from gristmill.models.replies import (
 from gristmill.models.room import Room
 from gristmill.models.silence import SAID, Silence, steps
 from gristmill.models.slots import Slots
+from gristmill.models.turns import Turns
 from gristmill.models.vendors import OPENAI, Vendor
 from gristmill.process.extras import require
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a request is sent again, and the longest (full jitter)
 FIRST_TRIES = 4  # of the very first request: an endpoint that does not answer is told at once
-LOOK = 0.25  # seconds between two looks at the limit of tokens
+LOOK = 0.25  # seconds between two looks for an address that may be asked
 # A 403 may be the key's, or that of a filter which forbids one text. If the endpoint does not say which, it is the
 # key's once so many are forbidden and nobody is answered, or if nobody ever was within a sixth of so many seconds.
 SUSPECTS, SUSPENSE = 16, 30.0
@@ -80,6 +80,10 @@ class Payer(Protocol):
         """It was sent, and may have to be paid for, but there is no answer."""
         ...
 
+    def refused(self, reply: Any) -> None:
+        """It was refused, with this JSON, which may tell that it has to be paid for all the same."""
+        ...
+
     async def again(self) -> None:
         """Returns once there is money to send it again. Raises RunFailed."""
         ...
@@ -90,7 +94,8 @@ class Payer(Protocol):
 
 
 class Endpoint:
-    """A client of one model's addresses, used in one event loop. Limits are this worker's share. A status in `nobody`,
+    """A client of one model's addresses, used in one event loop. Limits are the run's, of which this worker has a
+    `share`. A status in `nobody`,
     which has in words what is refused, is about all requests. What it says of failures is without `secrets`.
     """
 
@@ -104,6 +109,7 @@ class Endpoint:
         room: Room,
         requests: float | None,
         tokens: float | None,
+        share: float = 1.0,
         nobody: Mapping[int, str] = NOBODY,
         vendor: Vendor = OPENAI,
         secrets: tuple[Secret, ...] = (),
@@ -120,11 +126,9 @@ class Endpoint:
         self._nobody = nobody
         self._room = room
         self._slots = Slots(room)
-        self._requests, self._tokens = Beat(requests), Pace(tokens)
         self._session: aiohttp.ClientSession | None = None
         self._connector: Connector | None = None
         self._first: asyncio.Lock | None = None
-        self._queue: asyncio.Lock | None = None
         self._answered = False
         self._resumed = False
         self._heard = float("-inf")  # when the endpoint last answered a request
@@ -138,6 +142,7 @@ class Endpoint:
         self._suspects = 0  # requests that were forbidden, and none has been answered since
         self._closed: dict[str, str] = {}  # addresses that are left out for good, and what each has said
         self.ending = Ending()
+        self._turns = Turns(requests, tokens, share, self.ending)
         self.news: list[str] = []  # see paid.Asked
 
     async def ask(
@@ -165,17 +170,22 @@ class Endpoint:
     def _is_first(self) -> bool:
         return not self._answered
 
+    def share_in(self, run: str) -> None:
+        """See paid.Asked."""
+        self._turns.share_in(run)
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self.ending.stop(error)
 
     async def close(self) -> None:
         """Close the connections."""
+        self._turns.close()
         if self._session is not None:
             await self._session.close()
 
     async def _asked(self, body: Mapping[str, Any], tokens: float, path: str, payer: Payer | None) -> dict[str, Any]:
-        tokens = min(tokens, self._tokens.most)  # whatever a request says of itself, it waits a minute at most
+        tokens = min(tokens, self._turns.most)  # whatever a request says of itself, it waits a minute at most
         tries, taken = 0, 0.0  # seconds in flight and resting: waiting for others is not the request's fault
         data = json.dumps(body).encode()
         refusing: dict[
@@ -186,7 +196,7 @@ class Endpoint:
             try:
                 async with self._slots:  # not held by what waits to be sent again
                     self.ending.go_on()
-                    await self._turn(tokens)
+                    await self._turns.take(tokens)
                     address = await self._address(refusing)
                     self.ending.go_on()  # as it may be over since it began to wait
                     sent = time.monotonic()
@@ -218,6 +228,8 @@ class Endpoint:
                     await payer.again()
                 continue
             except (Refused, Forbidden) as e:
+                if payer is not None:
+                    payer.refused(e.reply)
                 if address.url not in refusing and len(refusing) + 1 < len(self._addresses):
                     refusing[address.url] = address, sent
                     self._addresses.refused(address, time.monotonic(), sent)
@@ -229,7 +241,7 @@ class Endpoint:
             for other, when in refusing.values():
                 self._addresses.failed(other, time.monotonic(), when, None)
             self._room.answered(time.monotonic(), self._slots.flying + 1)
-            self._tokens.more((sum(tokens_in(found)) or tokens) - tokens)
+            self._turns.more((sum(tokens_in(found)) or tokens) - tokens)
             if not holds(found, REPLIES[path]):
                 raise Empty(REPLIES[path], found)
             self._refusals.none()
@@ -257,7 +269,7 @@ class Endpoint:
     def _well(self, address: Address, sent: float) -> None:
         """The endpoint has answered a request."""
         if not self._answered:  # one request alone, and while it was waited for, nobody was held up
-            self._requests.anew()
+            self._turns.anew()
         self._answered, self._heard, self._silence = True, time.monotonic(), None
         self._addresses.answered(address, sent)
 
@@ -281,7 +293,7 @@ class Endpoint:
         if later.full and not self._addresses.others_well(address, now):
             self._room.refused(now, sent)
         if rest := self._addresses.rest(now):
-            self._requests.pause(now + rest)
+            self._turns.rest(now + rest)
         self._silence = self._silence or Silence(max(sent, self._heard))
         self._silence.failed(address, later)
 
@@ -505,22 +517,6 @@ class Endpoint:
         if not self._answered:
             return BadModel(f"the endpoint refuses {what}: {why}")
         return RunFailed(f"the endpoint refuses {what} now: {why}; what is answered is kept: run again")
-
-    async def _turn(self, tokens: float) -> None:
-        now = time.monotonic()
-        if self._requests.free(now) and self._tokens.free(now):
-            return
-        self._queue = self._queue or asyncio.Lock()
-        async with self._queue:  # one after the other: what a stall held up does not leave all at once
-            self.ending.go_on()
-            while (
-                wait := self._tokens.wait(time.monotonic())
-            ) > 0:  # less, once answers are shorter than they might be
-                await self.ending.sleep(min(wait, LOOK))
-            now = time.monotonic()
-            begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
-            while (left := begin - time.monotonic()) > 0:
-                await self.ending.sleep(left)
 
     async def _sent(self, address: Address, path: str, data: bytes) -> dict[str, Any]:
         import aiohttp

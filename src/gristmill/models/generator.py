@@ -142,6 +142,9 @@ class Generator:
     def resumed(self) -> None:
         """A model on this machine is there, or cannot be loaded."""
 
+    def share_in(self, run: str) -> None:
+        """See paid.Asked: there are no limits."""
+
     def stop(self, error: GristmillError) -> NoReturn:
         """No more requests, for this reason, which is raised."""
         self.ending.stop(error)

@@ -28,3 +28,13 @@ def may_be_billed(status: int | None, reply: Any = None) -> bool:
         return True
     failed = 200 <= status < 300 and isinstance(reply, Mapping) and bool(reply.get("error"))
     return status in BILLED and not failed
+
+
+def filtered(reply: Mapping[str, Any]) -> bool:
+    """Whether a refusal tells that a filter of Azure's has read the prompt, which is billed (a 400): its error has what
+    the filter found.
+    """
+    error = reply.get("error")
+    if not isinstance(error, Mapping) or error.get("code") != "content_filter":
+        return False
+    return any(isinstance(error.get(name), Mapping) for name in ("innererror", "inner_error"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections.abc import MutableSequence
 
 MARGIN = 0.98  # of the rate: what leaves within a second may arrive within a little less,
 MOST = (
@@ -20,47 +20,55 @@ JITTER = 0.01  # seconds by which a clock that counts whole milliseconds and an 
 class Pace:
     """Nearly `rate` units a minute (MARGIN), evenly from the first one on: a unit may come once those before it have
     had their time (the generic cell rate algorithm of ITU-T I.371, with a tolerance of SLACK for the rate, and one of
-    JITTER for CATCH_UP times the rate). Times are seconds of any clock.
+    JITTER for CATCH_UP times the rate). Times are seconds of any clock, and never 0 but for the first one. What it
+    remembers is in `numbers`, as many as `size_for` the highest rate, which are 0 at first; others may have them, too.
     """
 
-    def __init__(self, rate: float | None) -> None:
+    def __init__(self, rate: float | None, numbers: MutableSequence[float] | None = None) -> None:
+        # When the next unit may come; and the soonest that it may where those before it were late (0: none was sent).
+        self._numbers = [0.0] * self.size_for(rate) if numbers is None else numbers
+        self.of(rate)
+
+    @staticmethod
+    def size_for(rate: float | None) -> int:
+        """Numbers that are needed."""
+        return 2
+
+    def of(self, rate: float | None) -> None:
+        """It is at another rate from now on."""
         self.most = rate or float("inf")  # units that may be taken at once: those of a minute
         self._each = 0.0 if rate is None else 60.0 / (MARGIN * rate)
-        self._next = 0.0
-        self._soonest: float | None = None  # that the next unit may come where those before it were late
 
     def anew(self) -> None:
         """What comes next is the first unit again: nobody was held up, there was nothing to send."""
-        self._soonest = None
+        self._numbers[1] = 0.0
 
-    def free(self, now: float) -> bool:
-        """Whether no unit has to wait now, however many come: there is no rate, and no pause."""
-        return not self._each and self._next <= now
+    @property
+    def limited(self) -> bool:
+        """Whether there is a rate."""
+        return self._each > 0
 
     def wait(self, now: float) -> float:
         """Seconds until the next units may be sent, as far as is known now."""
-        return max(0.0, self._next - now)
+        return max(0.0, self._numbers[0] - now)
 
     def turn(self, now: float, units: float = 1.0) -> float:
         """When these units may be sent: now or later. They are taken to be sent then, so whoever asks next has waited
         for that.
         """
-        late = 0.0 if self._soonest is None else SLACK  # nothing was held up before the first one
-        begin = max(self._next, now - late)
-        soonest = max(self._soonest or 0.0, now - min(late, JITTER))
-        self._next = begin + units * self._each
-        self._soonest = soonest + units * self._each / CATCH_UP
+        following, soonest = self._numbers[0], self._numbers[1]
+        late = SLACK if soonest else 0.0  # nothing was held up before the first one
+        begin = max(following, now - late)
+        soonest = max(soonest, now - min(late, JITTER))
+        self._numbers[0] = begin + units * self._each
+        self._numbers[1] = soonest + units * self._each / CATCH_UP
         return max(now, begin, soonest)
 
     def more(self, units: float) -> None:
         """So many more units were used than were taken (or, if less than 0, fewer)."""
-        self._next += units * self._each
-        if self._soonest is not None:
-            self._soonest += units * self._each / CATCH_UP
-
-    def pause(self, until: float) -> None:
-        """Nothing may be sent before that time."""
-        self._next = max(self._next, until)
+        self._numbers[0] += units * self._each
+        if self._numbers[1]:
+            self._numbers[1] += units * self._each / CATCH_UP
 
 
 class Beat(Pace):
@@ -68,20 +76,47 @@ class Beat(Pace):
     (Where that is no whole number, it is the next one, of a little more than a second.)
     """
 
-    def __init__(self, rate: float | None) -> None:
-        super().__init__(rate)
-        share = math.ceil(MOST * (rate or 0.0) / 60)
-        self._sent: deque[float] = deque(maxlen=share)
-        self._stretch = 0.0 if rate is None else 60 * share / (MOST * rate)
+    @staticmethod
+    def size_for(rate: float | None) -> int:
+        """Those of a Pace, how many units were sent, and when the last ones were: a second's share."""
+        return 3 + _share(rate)
+
+    def of(self, rate: float | None) -> None:
+        """See Pace."""
+        super().of(rate)
+        self._share = _share(rate)
+        self._stretch = 0.0 if rate is None else 60 * self._share / (MOST * rate)
 
     def turn(self, now: float, units: float = 1.0) -> float:
         """See Pace."""
-        first = self._soonest is None
+        first = not self._numbers[1]
         begin = super().turn(now, units)
-        if self._sent.maxlen:
-            if first:
-                self._sent.extend([begin] * int(START * self._sent.maxlen))
-            if len(self._sent) == self._sent.maxlen:
-                begin = max(begin, self._sent[0] + self._stretch)
-            self._sent.append(begin)
+        if self._share:
+            for _ in range(int(START * self._share) if first else 0):
+                self._put(begin)
+            if (sent := int(self._numbers[2])) >= self._share:
+                begin = max(begin, self._numbers[self._place(sent - self._share)] + self._stretch)
+            self._put(begin)
         return begin
+
+    @property
+    def last(self) -> int:
+        """The number of the unit that had its turn last."""
+        return int(self._numbers[2]) - 1
+
+    def left(self, number: int, at: float) -> None:
+        """The unit of that number was sent then, later than at its turn."""
+        if self._share:
+            self._numbers[self._place(number)] = at
+
+    def _put(self, at: float) -> None:
+        self._numbers[self._place(int(self._numbers[2]))] = at
+        self._numbers[2] += 1
+
+    def _place(self, number: int) -> int:
+        return 3 + number % (len(self._numbers) - 3)
+
+
+def _share(rate: float | None) -> int:
+    """Units of a second."""
+    return math.ceil(MOST * (rate or 0.0) / 60)

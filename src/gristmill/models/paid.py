@@ -7,37 +7,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from gristmill.errors import GristmillError, RunFailed
-from gristmill.job.endpoints import prices
+from gristmill.errors import GristmillError
 from gristmill.job.secret import reveal, secrets_in
 from gristmill.models.answercache import AnswerCache, digest_of
-from gristmill.models.apis import letters_in, passes
-from gristmill.models.asking import LETTERS, Asking
+from gristmill.models.apis import passes
+from gristmill.models.asking import Asking
 from gristmill.models.bill import Bill
 from gristmill.models.contract import Allowance, Journal, Once
 from gristmill.models.desk import Desk
 from gristmill.models.ending import Ending
-from gristmill.models.endpoint import LONGEST, Endpoint, Payer
+from gristmill.models.endpoint import Endpoint, Payer
 from gristmill.models.provided import Provided
 from gristmill.models.providers import PROVIDERS
-from gristmill.models.purse import Purse
-from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, UnderWay, holds, tokens_in, usage_of
+from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, UnderWay, holds
 from gristmill.models.room import Room
-from gristmill.models.usual import Usual, most_tokens
+from gristmill.models.spending import LOOK, Spending, Stake
+from gristmill.models.usual import most_tokens
 from gristmill.models.vendors import OPENAI, Vendor
 
-SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
-ANSWERS_TOKENS = ("completion_tokens", "output_tokens")  # names of what a usage has of an answer
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
-PATIENCE, LOOK = 10.0, 0.5  # seconds in which other workers may leave money, and between two looks for it
 
 
 class Asked(Protocol):
@@ -64,6 +58,10 @@ class Asked(Protocol):
         """Others have been answered for this job before."""
         ...
 
+    def share_in(self, run: str) -> None:
+        """Limits are for whichever worker of this run has something to send."""
+        ...
+
     def stop(self, error: GristmillError) -> NoReturn: ...
     async def close(self) -> None: ...
 
@@ -80,15 +78,12 @@ def endpoint_of(
     each for up to `limit` seconds; `nobody` and `vendor` as for Endpoint.
     """
 
-    def shared(rate: int | None) -> float | None:
-        return None if rate is None else rate * share
-
     urls = str(reveal(spec.base_url)).split(",")
     auto = spec.concurrency == "auto" or spec.batch_api is not None
     return Endpoint(
         [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
         timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=auto),
-        requests=shared(spec.requests_per_minute), tokens=shared(spec.tokens_per_minute), nobody=nobody,
+        requests=spec.requests_per_minute, tokens=spec.tokens_per_minute, share=share, nobody=nobody,
         vendor=vendor, secrets=tuple(secrets_in(spec)),
     )  # fmt: skip
 
@@ -110,18 +105,10 @@ class Paid:
         self.remote = spec.base_url is not None
         self._spec = spec
         self._asked = asked
-        self._prices = None if spec.price is None else prices(spec.price)
-        self._purse = None if spec.max_cost is None else Purse(spec.max_cost, share)
-        self._usual = Usual()
-        self._estimates = False  # whether it was said that costs are such
-        # What an answer takes has to be known where it is limited, and nothing else tells.
-        self._bounded = self._purse is not None or spec.tokens_per_minute is not None
-        self._flying = 0  # requests for which money is reserved, without those in bulk
-        self._turn = asyncio.Lock()  # of those that wait for money, in their order
-        self._freed = asked.ending.event()
+        self.spending = Spending(spec, share, asked.ending)
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
-        self.tried = False  # whether somebody was answered
+        self.answered: float | None = None  # see provided.Pays
         self._once: Once | None = None
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
         self._sizes: dict[bytes, int] = {}  # of the answers among them, in the order in which they came
@@ -144,8 +131,11 @@ class Paid:
 
     def of(self, allowance: Allowance) -> None:
         """What may be spent is claimed there from now on."""
-        if self._purse is not None:
-            self._purse.allowance = allowance
+        self.spending.of(allowance)
+
+    def share_in(self, run: str) -> None:
+        """See Asked."""
+        self._asked.share_in(run)
 
     def shares(self, journal: Journal) -> None:
         """Equal requests are asked once in all workers from now on, and over their deaths."""
@@ -222,209 +212,53 @@ class Paid:
 
     async def _new(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         """An answer, counted; not asked for if it might cost more than is left."""
-        if self._bounded and not self._usual.known and (self._purse is not None or most_tokens(body) is None):
+        if self.spending.first(body):
             async with self._first:  # what one takes: until then one at a time
-                if not self._usual.known:
+                if self.spending.first(body):
                     return await self._sent(body, tokens, path, bill)
         return await self._sent(body, tokens, path, bill)
 
     async def _sent(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
-        taken = None if bill.bulk is None else bill.bulk.take(path, body)
-        if taken is not None:
-            if not taken.told:
-                self.count(taken.reply, tokens, bill, path, body, bulk=True, ours=taken.ours)
-            if holds(taken.reply, REPLIES[path]):
-                return taken.reply
+        taken = None if bill.bulk is None else bill.bulk.take(path, body)  # which is counted
+        if taken is not None and holds(taken, REPLIES[path]):
+            return taken
         for again in (True, False) if taken is None else (False,):
             try:
-                return await self._alone(body, tokens, path, bill)
+                return await self.alone(body, tokens, path, bill)
             except Empty as e:  # which may be once, and is paid for
-                self.count(e.reply, tokens, bill, path, body)
+                self.spending.count(e.reply, tokens, bill, path, body)
                 if not again:
                     raise
         raise AssertionError("the second reply is an answer or raised")
 
-    async def _alone(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
-        """The answer to a request of its own."""
+    async def alone(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
+        """The answer to a request of its own, counted. Raises as Endpoint.ask."""
         new = await self._sent_once(body, tokens, path, bill)
         if passes(new, path):  # it failed, and may not the next time
             new = await self._sent_once(body, tokens, path, bill)
-        self.tried = True
+        self.answered = time.monotonic()
         if bill.bulk is not None:
-            await bill.bulk.asked_alone(path, body, new)
+            await bill.bulk.asked_alone(path, body, new, bill)
         return new
 
     async def _sent_once(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         self._asked.ending.go_on()
-        given, made = self._usual.tokens(tokens, most_tokens(body))
-        stake = Stake(self, bill, tokens, self._dollars(given, made))
+        spending = self.spending
+        given, made = spending.tokens(tokens, most_tokens(body))
+        stake = Stake(spending, bill, tokens, spending.guess(tokens, most_tokens(body)))
         await stake.again()
         try:
             reply = await self._asked.ask(body, given + made, path, stake)
-            self.count(reply, tokens, bill, path, body)
+            spending.count(reply, tokens, bill, path, body)
         finally:
             stake.end()
         return reply
 
-    def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None, bill: Bill) -> None:
-        """Count a request that was made to see whether the endpoint is well; without a reply, as what it may cost."""
-        tokens = len(json.dumps(body)) / LETTERS
-        if reply is None:
-            self.pay(self.guess(tokens, most_tokens(body)), bill)
-            return
-        used, taken = _used(reply), self._taken(reply, tokens, path, body)
-        bill.add({name: n for name, n in used.items() if n})
-        self.pay(self._dollars(*taken), bill)
-
-    def pay(self, cost: float, bill: Bill) -> None:
-        """Count what a request has cost, or may have cost."""
-        if self._prices is not None:
-            bill.add({"cost": cost})
-        if self._purse is not None:
-            self._purse.spent += cost
-
-    def count(
-        self,
-        reply: Mapping[str, Any],
-        tokens: float,
-        bill: Bill,
-        path: str,
-        body: Mapping[str, Any],
-        bulk: bool = False,
-        ours: bool = True,
-    ) -> None:
-        """Count what a request took, as its reply says, which came in `bulk` or not; one that is not `ours` was paid
-        for by an earlier attempt.
-        """
-        used, (given, made) = _used(reply), self._taken(reply, tokens, path, body)
-        if self._prices is not None:
-            used["cost"] = given * self._prices[0] + made * self._prices[1]
-        if not bulk:  # else it was learned when it came
-            self._usual.add(tokens, given, made)
-        if self._purse is not None and ours:
-            self._purse.spent += used.get("cost", 0.0)
-        bill.add(used, again=bulk)
-
-    def _taken(
-        self, reply: Mapping[str, Any], tokens: float, path: str, body: Mapping[str, Any]
-    ) -> tuple[float, float]:
-        """Tokens of prompt and answer to count with: where the endpoint does not tell them, those of the prompt by its
-        length, and as many of the answer as it may have, or else by its length.
-        """
-        (given, made), told = tokens_in(reply), usage_of(reply)
-        answered = path not in LONGEST or not told.keys().isdisjoint(ANSWERS_TOKENS)
-        if answered and (given or not tokens):
-            return given, made
-        if path in LONGEST:
-            most = most_tokens(body)
-            made = max(made, letters_in(reply, path) / LETTERS if most is None else most)
-        if self._prices is not None and not self._estimates:
-            self._estimates = True
-            print(
-                "the endpoint does not say what requests take (usage): their cost is an estimate, by the length of "
-                "prompts and max_tokens, or the length of answers",
-                file=sys.stderr,
-            )
-        rest = told.get("total_tokens", 0.0) - made
-        return given or max(self._usual.tokens(tokens, None)[0], rest), made
-
-    async def keep(self, cost: float) -> None:
-        """Keep so many dollars free. Raises RunFailed if they cannot be, also once what is in flight is answered."""
-        if self._purse is not None:
-            await self._afford(self._purse, cost)
-
-    def fly(self, more: int) -> None:
-        """So many requests more are in flight, for which money is kept free."""
-        self._flying += more
-
-    async def _afford(self, purse: Purse, cost: float) -> None:
-        if not self._turn.locked() and self._holds(purse, cost):
-            return
-        async with self._turn:
-            others_until = time.monotonic() + PATIENCE
-            while self._goes_on() and not self._holds(purse, cost):
-                if self._flying:  # which may turn out to cost less
-                    others_until = time.monotonic() + PATIENCE
-                elif purse.alone or purse.allowance is None or time.monotonic() > others_until:
-                    self._stop_at(purse, cost)
-                self._freed.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._freed.wait(), LOOK)
-
-    def _goes_on(self) -> bool:
-        """Raises why all is over, if it is: then nobody is asked whether there is money."""
-        self._asked.ending.go_on()
-        return True
-
-    def _holds(self, purse: Purse, cost: float) -> bool:
-        """Whether so many dollars could be reserved. Raises RunFailed if that cannot be known."""
-        try:
-            return purse.reserve(cost)
-        except Exception as e:  # whatever a store's library raises: this is about all rows
-            self._asked.stop(RunFailed(f"max_cost {purse.total:g}: what is spent cannot be noted: {e}"))
-
-    def _stop_at(self, purse: Purse, cost: float) -> NoReturn:
-        self._asked.stop(
-            RunFailed(
-                f"max_cost {purse.total:g}: ${_money(purse.spent)} are spent by this worker, and what comes next might "
-                f"cost ${_money(cost)}, for which not enough of the run's max_cost is left: what is answered is kept; "
-                "run again, with another max_cost if need be"
-            )
-        )
-
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
-        """See provided.Money."""
+        """Whether there is an answer from before."""
         key = digest_of({"path": path, "body": body})
         there = self._cache is not None and self._cache.get(key) is not None
         return there or (self._once is not None and self._once.known(key))
-
-    @property
-    def known(self) -> bool:
-        """See provided.Money."""
-        return self._purse is None or self._usual.known
-
-    @property
-    def learns(self) -> bool:
-        """See provided.Money."""
-        return self._bounded
-
-    @property
-    def answered(self) -> int:
-        """See provided.Money."""
-        return self._usual.answered
-
-    def bounds(self, most: int | None) -> bool:
-        """See provided.Money."""
-        return self._purse is None or (self._usual.known and most is not None)
-
-    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> float:
-        """See provided.Money."""
-        taken = self._taken(reply, tokens, path, body)
-        self._usual.add(tokens, *taken)
-        return self._dollars(*taken)
-
-    def correct(self, cost: float) -> None:
-        """See provided.Money."""
-        if self._purse is not None:
-            self._purse.release(-cost)
-
-    def guess(self, tokens: float, most: int | None) -> float:
-        """See provided.Money."""
-        return self._dollars(*self._usual.tokens(tokens, most))
-
-    def _dollars(self, given: float, made: float) -> float:
-        return 0.0 if self._prices is None else given * self._prices[0] + made * self._prices[1]
-
-    def order(self, cost: float) -> None:
-        """See provided.Money."""
-        if self._purse is not None and not self._holds(self._purse, cost):
-            self._stop_at(self._purse, cost)
-
-    def settle(self, cost: float) -> None:
-        """See provided.Money."""
-        if self._purse is not None:
-            self._purse.release(cost)
-            self._freed.set()
 
     @contextlib.contextmanager
     def billed(self, bill: Bill) -> Iterator[None]:
@@ -457,80 +291,8 @@ class Paid:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._asked.close()
-        if self._purse is not None:
-            self._purse.close()
+        self.spending.close()
         if self._cache is not None:
             self._cache.close()
         if self._once is not None:
             self._once.close()
-
-
-class Stake:
-    """What a row's request may cost, kept free from `again` until `free`; an endpoint.Payer. The prompt has about so
-    many `tokens` by its length.
-    """
-
-    def __init__(self, paid: Paid, bill: Bill, tokens: float, cost: float) -> None:
-        self._paid, self._bill, self._tokens, self._cost = paid, bill, tokens, cost
-        self._kept = self._flies = self._over = False
-
-    async def again(self) -> None:
-        """See Payer."""
-        await self.keep()
-        self.fly()
-
-    async def keep(self) -> None:
-        """As `again`, but others may not wait for what becomes of it: it is not in flight before `fly`."""
-        if self._over or self._kept:
-            return
-        await self._paid.keep(self._cost)
-        self._kept = True
-        self._free_if_over()  # as it may be by now
-
-    def _free_if_over(self) -> None:
-        if self._over:
-            self.free()
-
-    def fly(self) -> None:
-        """It is sent."""
-        if not self._over and not self._flies:
-            self._paid.fly(1)
-            self._flies = True
-
-    def end(self) -> None:
-        """Its row is answered, or given up."""
-        self._over = True
-        self.free()
-
-    def free(self) -> None:
-        """Nothing is kept free for it any more."""
-        if self._flies:
-            self._paid.fly(-1)
-        if self._kept:
-            self._paid.settle(self._cost)
-        self._kept = self._flies = False
-
-    def lost(self) -> None:
-        """See Payer."""
-        self._paid.pay(self._cost, self._bill)
-        self.free()
-
-    def took(self, reply: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
-        """It was answered, and what the reply says was paid for nothing."""
-        self._paid.count(reply, self._tokens, self._bill, path, body)
-        self.free()
-
-    def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
-        """See Payer."""
-        self._paid.probed(path, body, reply, self._bill)
-
-
-def _money(dollars: float) -> str:
-    """Dollars, with two digits at least of what is less than a cent."""
-    return f"{dollars:.{4 if dollars <= 0 else max(4, 1 - math.floor(math.log10(dollars)))}f}"
-
-
-def _used(reply: Mapping[str, Any]) -> dict[str, float]:
-    """What a request has taken, by what the endpoint says of it; of one for several rows, each has a part."""
-    given, made = tokens_in(reply)
-    return {"requests": reply.get(SHARE, 1.0), "prompt_tokens": given, "completion_tokens": made}

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from gristmill.models.bill import Bill
 from gristmill.models.desk import Desk
 from gristmill.models.providers import BatchAPI
+from gristmill.models.spending import Spending
+
+PROOF = 600.0  # seconds after which somebody is asked alone again before a batch is made, which may take a day
 
 Row = Mapping[str, Any]
 
@@ -27,56 +32,18 @@ class Asks(Protocol):
         ...
 
 
-class Money(Protocol):
-    """What requests cost."""
+class Pays(Protocol):
+    """Whoever asks for what is in no batch, and keeps answers."""
 
-    tried: bool
-
-    @property
-    def known(self) -> bool:
-        """Whether it is known what requests take, if that matters."""
-        ...
-
-    @property
-    def learns(self) -> bool:
-        """Whether it is to be told of what each request has taken."""
-        ...
-
-    @property
-    def answered(self) -> int:
-        """How many requests are known, of those that were answered."""
-        ...
-
-    def bounds(self, most: int | None) -> bool:
-        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens."""
-        ...
-
-    def learn(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any], tokens: float) -> float:
-        """What a request has taken whose prompt has about so many tokens by its length; it is counted elsewhere.
-        Returns the dollars.
-        """
-        ...
-
-    def correct(self, cost: float) -> None:
-        """What was ordered costs so many dollars more, or less."""
-        ...
-
-    def guess(self, tokens: float, most: int | None) -> float:
-        """Dollars that a request may cost of which the prompt has about so many tokens by its length, and the answer at
-        most so many.
-        """
-        ...
+    spending: Spending
+    answered: float | None  # when, by the monotonic clock, a request of its own was answered last
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """Whether there is an answer from before."""
         ...
 
-    def order(self, cost: float) -> None:
-        """Requests are about to be sent that may cost so many dollars. Raises RunFailed."""
-        ...
-
-    def settle(self, cost: float) -> None:
-        """Of what was ordered, so much is answered, or given up."""
+    async def alone(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
+        """The answer to a request of its own, counted. Raises as Endpoint.ask."""
         ...
 
 
@@ -86,17 +53,37 @@ class Provided:
 
     api: BatchAPI
     desk: Desk
-    money: Money
+    paid: Pays
     dedupe: bool
     error: BaseException | None = None  # what ended one of the shards ends all
     known: set[str] = field(default_factory=set)  # ids of batches whose shards are known
     most: int = 0  # requests of a batch, once the provider had too much; then one batch at a time
-    trials: int = 0  # rows that were asked alone
+    trying: bool = False  # whether a row was asked alone
+    trials: int = 0  # rows that were
     full: float | None = None  # since when even batches of one request are too much
     unbounded: int = 0  # requests under way whose cost nothing bounds
+    paying: int = 0  # batches under way for which money is kept free
+    begun: float = field(default_factory=time.time)
     landed: asyncio.Event = field(default_factory=asyncio.Event)  # some of them are answered
     one: asyncio.Lock = field(default_factory=asyncio.Lock)
+    proving: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Future[Any]] = field(default_factory=set)
+
+    @property
+    def spending(self) -> Spending:
+        """What requests cost."""
+        return self.paid.spending
+
+    @property
+    def answers(self) -> bool:
+        """Whether somebody was answered of late."""
+        answered = self.paid.answered
+        return answered is not None and time.monotonic() < answered + PROOF
+
+    @property
+    def tried(self) -> bool:
+        """Whether a row was asked alone, whatever became of it, or answered."""
+        return self.trying or self.paid.answered is not None
 
     async def close(self) -> None:
         """Wait for no batch any more."""

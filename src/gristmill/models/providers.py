@@ -10,12 +10,12 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from gristmill.job.endpoints import Provider
-from gristmill.models.desk import Desk
+from gristmill.models.desk import Desk, Gone
 from gristmill.models.replies import CHAT, MESSAGES
 
 SLACK = 3600.0  # seconds by which the provider's clock may differ from this one
@@ -62,6 +62,17 @@ class State:
     counts: Callable[[Result], bool] = _every
 
 
+@dataclass(frozen=True)
+class Listed:
+    """What a list of batches tells of one that may have been created: the `ids` of those that are it, or else of those
+    that may be: `open` until they are over, `dark` because their results are not there.
+    """
+
+    ids: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+    dark: tuple[str, ...] = ()
+
+
 class BatchAPI(Protocol):
     """A provider. `paths` are the forms that it takes, and a batch is of one of them."""
 
@@ -79,9 +90,9 @@ class BatchAPI(Protocol):
         """
         ...
 
-    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
-        """The ids of batches of so many requests that were created with that name, after `since`; none of `others` is.
-        If that cannot be told yet, those that it may be, each with a "?" before it. Raises Gone if there is no list.
+    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Listed:
+        """The batches of so many requests that were created with that name, after `since`; none of `others` is. Raises
+        Gone if there is no list.
         """
         ...
 
@@ -130,7 +141,7 @@ class OpenAI:
         form.add_field("file", _again(file), filename=f"{name}.jsonl", content_type="application/jsonl")
         return await desk.once("POST", "files", data=form, sends=file, has=("id",))
 
-    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
+    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Listed:
         """See BatchAPI."""
         found, after = [], dict[str, str]()
         while True:
@@ -141,9 +152,10 @@ class OpenAI:
                 if isinstance(marks, dict) and marks.get(MARK) == name and batch["id"] not in others:
                     found.append((_seconds(batch.get("created_at")), batch["id"]))
             if not page.get("has_more") or not batches or _seconds(batches[-1].get("created_at")) < since - SLACK:
-                return [batch for _, batch in sorted(found)]
+                break
             if after == (after := {"after": batches[-1]["id"]}):  # the same page for ever
-                return [batch for _, batch in sorted(found)]
+                break
+        return Listed(tuple(batch for _, batch in sorted(found)))
 
     async def look(self, desk: Desk, batch: str) -> State:
         """See BatchAPI."""
@@ -220,9 +232,9 @@ class Anthropic:
             )
         return str(found["id"])
 
-    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Sequence[str]:
+    async def find(self, desk: Desk, name: str, count: int, since: float, others: frozenset[str]) -> Listed:
         """See BatchAPI."""
-        found, perhaps, after = [], [], dict[str, str]()
+        found, running, dark, after = list[str](), list[str](), list[str](), dict[str, str]()
         while True:
             page = await desk.asked("messages/batches", ("data",), limit=str(PAGE), **after)
             batches = _listed(page)
@@ -230,20 +242,27 @@ class Anthropic:
                 if batch["id"] in others or _seconds(batch.get("created_at")) < since - SLACK or _total(batch) != count:
                     continue
                 if batch.get("processing_status") != "ended":
-                    perhaps.append(f"?{batch['id']}")
-                elif batch.get("results_url") and await self._is(desk, batch["id"], name):
-                    found.append(batch["id"])
+                    running.append(batch["id"])
+                    continue
+                whose = await self._is(desk, batch["id"], name) if batch.get("results_url") else None
+                if whose is not False:
+                    (dark if whose is None else found).append(batch["id"])
             if not page.get("has_more") or not batches or _seconds(batches[-1].get("created_at")) < since - SLACK:
-                return found[::-1] or perhaps
+                break
             if after == (after := {"after_id": batches[-1]["id"]}):  # the same page for ever
-                return found[::-1] or perhaps
+                break
+        return Listed(tuple(found[::-1]), tuple(running), tuple(dark))
 
-    async def _is(self, desk: Desk, batch: str, name: str) -> bool:
+    async def _is(self, desk: Desk, batch: str, name: str) -> bool | None:
+        """Whether it has that name; None if its results are not there, which would tell."""
         with tempfile.TemporaryFile() as file:
-            await desk.fetched(f"messages/batches/{batch}/results", file, MOST_LINE, first=True)
+            try:
+                await desk.fetched(f"messages/batches/{batch}/results", file, MOST_LINE, first=True)
+            except Gone:
+                return None
             file.seek(0)
             told = _readable(file.readline(MOST_LINE))
-            return told is not None and told["custom_id"].startswith(f"{name}-")
+            return None if told is None else told["custom_id"].startswith(f"{name}-")
 
     async def look(self, desk: Desk, batch: str) -> State:
         """See BatchAPI."""

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -91,7 +91,7 @@ class ShardWorker:
         self._used: dict[str, float] = {}  # what proofs took of an endpoint, and is in no shard's figures yet
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
-        self._model = open_planned(stages.recipe.model, stages.recipe.place)
+        self._model = open_planned(stages.recipe.model, replace(stages.recipe.place, run=stages.recipe.run))
         self._rows = self._model if isinstance(self._model, RowModel) else None
         if self._rows is not None:
             self._watch.patience = 2.0  # a row that takes too long is ended alone, before that

@@ -91,7 +91,7 @@ class SentAhead:
             bulk.close()
             file.close()
             if isinstance(e, Unasked):
-                raise ModelBroken(failure_of(e, "model")) from e
+                raise _broken(e) from e
             raise
         self._under_way.append(bulk)
         return replace(item, portions=self._portions(bulk, file))
@@ -114,10 +114,17 @@ class SentAhead:
                 if told and told != said:
                     said = told
                     self._worker.waits(told)
+        except Unasked as e:
+            raise _broken(e) from e
         finally:
             self._under_way.remove(bulk)
             if said:
                 self._worker.waits("")
+
+
+def _broken(error: Unasked) -> ModelBroken:
+    """A model that answers nobody."""
+    return ModelBroken(failure_of(error, "model"))
 
 
 def _failing(error: BaseException) -> Iterator[bytes]:

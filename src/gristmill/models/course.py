@@ -1,0 +1,131 @@
+"""What becomes of a batch: it is created, waited for and read, and its end may end the run, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from gristmill.errors import RunFailed
+from gristmill.models.batches import Batch, Request, noted
+from gristmill.models.contract import Journal
+from gristmill.models.creation import POLL, SLOWEST, Creation
+from gristmill.models.desk import Gone
+from gristmill.models.filed import Filed
+from gristmill.models.provided import Provided
+from gristmill.models.providers import State
+from gristmill.models.results import Results
+
+
+class Course:
+    """Sees the batches of a shard through. `alone` asks for one request without a batch, and returns what it failed
+    with.
+    """
+
+    def __init__(
+        self,
+        provided: Provided,
+        journal: Journal,
+        filed: Filed,
+        alone: Callable[[Request], Awaitable[Exception | None]],
+    ) -> None:
+        self._provided = provided
+        self._journal = journal
+        self._filed = filed
+        self._alone = alone
+        self._creation = Creation(provided, journal, filed)
+        self.results = Results(provided, journal, filed)
+        self._smaller = 0  # batches that were too much
+
+    async def through(self, batch: Batch) -> list[Request]:
+        """See a batch through. Returns the requests that are to be asked again."""
+        try:
+            if not batch.id and batch.earlier:
+                batch.id = "" if batch.over else await self._creation.there(batch) or ""
+                if not batch.id:  # it was never created
+                    await self._note(batch, over=True)
+                    batch.over = batch.counted = True
+                    return list(batch.asks.values())
+                await self._note(batch, id=batch.id)
+            elif not batch.id:
+                batch.id = await self._creation.created(batch)
+                await self._note(batch, id=batch.id)
+            self._provided.known.add(batch.id)
+            state = await self.results.whole(batch)
+        except Gone as e:
+            await self.results.count(batch)
+            if batch.asks:
+                await self._ended(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
+            return list(batch.asks.values())
+        await self._judged(batch)
+        again = [request for place, request in batch.asks.items() if place not in batch.found]
+        self._provided.full = self._provided.full if state.full else None
+        if state.failed and again:
+            return await self._failed(batch, state, again)
+        if batch.refused and again:
+            await self._ended(batch, f"was not answered in full: the provider refuses {batch.refused}")
+        if state.cancelled and again:
+            await self._ended(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
+        return again
+
+    async def _note(self, batch: Batch, **told: Any) -> None:
+        await asyncio.to_thread(self._journal.note, {"batch": batch.name, **told})
+
+    async def _ended(self, batch: Batch, what: str) -> None:
+        """Stop because of how a batch ended, once: the next run asks again."""
+        if not batch.over:
+            await self._note(batch, over=True)
+            name = batch.id or batch.name
+            raise RunFailed(f"batch {name} {what}; what is answered is kept: run again to ask for the rest")
+
+    async def _judged(self, batch: Batch) -> None:
+        """What the provider does not have (404) for some requests may be the model: one of these is asked for alone,
+        which stops the run then. If it is answered, the others are asked for again.
+        """
+        if not batch.strange:
+            return
+        one, *others = batch.strange
+        if answered := await self._alone(batch.asks[one]) is None:
+            await self._note(batch, judged=True)  # another attempt would ask, and pay, for one more
+        for place in others:
+            status, reply = batch.strange[place]
+            if answered:
+                batch.found.discard(place)
+                batch.asks[place].tries += 1
+                batch.asks[place].why = reply["why"]
+            else:
+                self._filed.keep(batch.asks[place].digest, status, reply)
+        batch.strange.clear()
+
+    async def _failed(self, batch: Batch, state: State, again: list[Request]) -> list[Request]:
+        """Of a batch that the provider did not begin: ask again in smaller ones if it was too much, else stop."""
+        if not state.full:
+            await self._ended(batch, f"was refused: {state.failed}")
+        elif not batch.over:
+            await self._note(batch, over=True)
+            if len(batch.asks) == 1 and self._full() and not await self.others():
+                raise RunFailed(
+                    f"batch {batch.id} of one request is too much for the provider, though no other of this run is "
+                    f"under way: {state.failed}; what is answered is kept: run again once there is room"
+                )
+            self._provided.most = max(1, len(batch.asks) // 2)
+            self._smaller += 1
+            await asyncio.sleep(min(SLOWEST, POLL * 2 ** min(10, self._smaller)))
+        return again
+
+    def _full(self) -> bool:
+        """Whether even one request has been too much for as long as a provider may be out of reach."""
+        now, provided = time.monotonic(), self._provided
+        provided.full = now if provided.full is None else provided.full
+        return now - provided.full > provided.desk.limit
+
+    async def others(self, since: float = 0.0) -> bool:
+        """Whether a batch of this job is under way that was made since then."""
+        for batch in noted(await asyncio.to_thread(self._journal.everywhere)):
+            if batch.id and not batch.over and not batch.counted and batch.since >= since:
+                with contextlib.suppress(Gone):
+                    if not (await self._provided.api.look(self._provided.desk, batch.id)).over:
+                        return True
+        return False

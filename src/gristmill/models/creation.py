@@ -1,0 +1,91 @@
+"""A batch is created at its provider once, whatever its creation was answered."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import NoReturn
+
+from gristmill.errors import RunFailed
+from gristmill.models.batches import Batch, noted
+from gristmill.models.contract import Journal
+from gristmill.models.desk import Busy, Gone, Unsure
+from gristmill.models.filed import Filed
+from gristmill.models.provided import Provided
+
+POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: first, times so much, at most
+# Seconds after which a batch is looked for, once its creation was not answered: the call may be on its way still.
+LOOKS = (0.0, 1.0, 3.0, 6.0)
+UNSURE = 10  # times that a creation may go unanswered
+
+
+class Creation:
+    """Creates the batches of a shard, or finds those that may have been created."""
+
+    def __init__(self, provided: Provided, journal: Journal, filed: Filed) -> None:
+        self._provided = provided
+        self._journal = journal
+        self._filed = filed
+
+    async def created(self, batch: Batch) -> str:
+        """Create a batch, once. Returns its id."""
+        api, desk = self._provided.api, self._provided.desk
+        uploaded = await api.upload(desk, batch.name, batch.path, self._lines(batch))
+        tries, unsure, begun = 0, 0, time.monotonic()
+        while True:
+            tries += 1
+            batch.sent = True
+            try:
+                return await api.create(desk, batch.name, batch.path, uploaded, self._lines(batch))
+            except Busy as e:
+                batch.sent = unsure > 0
+                await desk.rest(e, begun, min(SLOWEST, POLL * SLOWER**tries))
+            except Unsure as e:
+                if (found := await self.there(batch)) is not None:
+                    return found
+                unsure, begun = unsure + 1, time.monotonic()
+                if unsure >= UNSURE:
+                    raise RunFailed(f"the provider creates no batch: {e}; what is answered is kept: run again") from e
+
+    async def there(self, batch: Batch) -> str | None:
+        """The id of a batch that may have been created; None also if that still cannot be told, which has stopped a run
+        before (`unlisted`).
+        """
+        api, desk, wait = self._provided.api, self._provided.desk, POLL
+        looks = iter(LOOKS)
+        while True:
+            elsewhere = noted(await asyncio.to_thread(self._journal.everywhere))
+            others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
+            try:
+                found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
+            except Gone as e:
+                if batch.earlier and batch.unlisted:
+                    return None
+                what = f"batches cannot be listed at the provider ({e})"
+                await self._unlisted(batch, what, "its list", "there is no list")
+            if found.ids:
+                return found.ids[0]
+            if found.open:  # one of them may be ours, which is told once they are over
+                wait = min(SLOWEST, wait * SLOWER)
+                await asyncio.sleep(wait)
+                continue
+            if (pause := next(looks, None)) is None:
+                if found.dark and not (batch.earlier and batch.unlisted):
+                    what = f"the results of {', '.join(found.dark[:3])} are not there"
+                    await self._unlisted(batch, what, "these", "they are not there")
+                return None
+            await asyncio.sleep(pause)
+
+    async def _unlisted(self, batch: Batch, what: str, by: str, still: str) -> NoReturn:
+        await asyncio.to_thread(self._journal.note, {"batch": batch.name, "unlisted": True})
+        raise RunFailed(
+            f"{what}, and whether a batch was created whose creation was not answered can be told by {by} "
+            f"alone: run again to look once more; if {still} then either, its {len(batch.digests):,} requests are "
+            "asked for anew, and may be paid for twice. What else is answered is kept"
+        ) from None
+
+    def _lines(self, batch: Batch) -> Iterator[tuple[str, bytes]]:
+        """The requests of a batch, by their ids."""
+        for place, request in batch.asks.items():
+            yield f"{batch.name}-{place}", self._filed.body(request)

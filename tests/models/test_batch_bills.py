@@ -1,0 +1,252 @@
+"""Batch APIs: what the provider bills is what is told, whoever takes the answers, and `max_cost` holds for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from batchjobs import PROVIDERS, asked, once, table, until
+from batchserver import BatchServer
+from gristmill.errors import RunFailed
+from llmserver import KEY
+
+PRICE = {"input": "1/token", "output": "1/token"}  # 8 dollars a row of table()
+pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[BatchServer]:
+    """A server, its addresses and its key in the environment."""
+    with BatchServer(takes=0.2) as running:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", running.url)
+        monkeypatch.setenv("ANTHROPIC_API_KEY", KEY)
+        monkeypatch.setenv("ANTHROPIC_BASE_URL", running.anthropic)
+        yield running
+
+
+def billed(told: dict[str, Any]) -> int:
+    """Requests that the server has computed, in batches and alone."""
+    return sum(sum(told[how].values()) for how in ("computed", "answered", "alone"))
+
+
+def repeated(rows: int, texts: int) -> pa.Table:
+    return pa.table({"id": range(rows), "text": [f"row {n % texts} is here" for n in range(rows)]})
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_answers_that_no_row_takes_are_told(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """Two shards of equal rows are under way at once; the second has its answers from the first (`dedupe`)."""
+    report = asked(repeated(40, 20), tmp_path / "out", provider, dedupe=True, price=PRICE, shard_rows=20, workers=1)
+    told = server.told()
+    assert report.rows_ok == 40 and max(told["computed"].values()) == 2
+    assert report.used["requests"] == billed(told) and report.used["cost"] == 8 * billed(told)
+
+
+def test_max_cost_holds_for_answers_that_no_row_takes(server: BatchServer, tmp_path: Path) -> None:
+    """Shards of equal rows, two at a time: each is paid for."""
+    more: dict[str, Any] = {"dedupe": True, "price": PRICE, "shard_rows": 20, "workers": 1, "concurrency": 2}
+    rows = pa.table({"id": range(200), "text": [f"row {n % 20 + 10 * (n // 40)} is here" for n in range(200)]})
+    with pytest.raises(RunFailed, match="max_cost 700") as e:
+        asked(rows, tmp_path / "out", "openai", max_cost=700.0, max_tokens=5, **more)
+    told = server.told()
+    assert 8 * billed(told) <= 700
+    assert e.value.report is not None and e.value.report.used["cost"] == 8 * billed(told)
+
+
+def test_a_batch_of_which_nothing_is_needed_any_more_is_told(server: BatchServer, tmp_path: Path) -> None:
+    """Another run has answered all of its rows meanwhile, and these are in the cache."""
+    more: dict[str, Any] = {"cache": str(tmp_path / "kept"), "price": PRICE, "workers": 1}
+    server.set(away="GET batch", retry_after="1000")
+    with pytest.raises(RunFailed):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, **more)
+    server.set(away="", retry_after=None)
+    assert (
+        gm.prompt(
+            table(20), tmp_path / "other", prompt="{{ text }}", model="m", max_tokens=20, keep=["id"], **more
+        ).rows_ok
+        == 20
+    )
+    report = asked(table(20), tmp_path / "out", "openai", **more)
+    told = server.told()
+    assert report.rows_ok == 20 and told["batches"] == [19]
+    assert report.used["cost"] == 8 * 20  # the first row and the batch; the other run has its own
+
+
+def test_a_batch_of_which_nothing_is_needed_is_not_waited_for(
+    server: BatchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For longer than a batch_timeout: then it counts as what it may cost."""
+    more: dict[str, Any] = {"cache": str(tmp_path / "kept"), "price": PRICE, "workers": 1, "batch_timeout": 2.0}
+    server.set(takes=1000)
+    server.set(away="GET batch", retry_after="1000")
+    with pytest.raises(RunFailed):
+        asked(table(20), tmp_path / "out", "openai", **more)
+    server.set(away="", retry_after=None)
+    gm.prompt(table(20), tmp_path / "other", prompt="{{ text }}", model="m", max_tokens=20, keep=["id"], **more)
+    report = asked(table(20), tmp_path / "out", "openai", **more)
+    assert report.rows_ok == 20 and 8 + 19 * 20 <= report.used["cost"] <= 8 + 19 * 30
+    assert "batch_0: under way at the provider, and not waited for" in capfd.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_told_once_over_kills(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
+) -> None:
+    """Killed before, while and after results are read, and with equal rows in shards that are under way at once."""
+    pq.write_table(repeated(180, 90), tmp_path / "rows.parquet")
+    (tmp_path / "job.py").write_text(
+        "import gristmill as gm, json, sys\n"
+        "if __name__ == '__main__':\n"
+        "    report = gm.prompt('rows.parquet', 'out', prompt='{{ text }}', model='m', keep=['id'], max_tokens=20,\n"
+        "        batch_api=sys.argv[1], shard_rows=60, dedupe=True,\n"
+        "        price={'input': '1/token', 'output': '1/token'})\n"
+        "    print(json.dumps(dict(report.used)))\n"
+    )
+    command = [sys.executable, "job.py", provider]
+    told_last: list[str] = []
+    for call, after in (("GET batch", 1), ("GET content", 0), ("GET content", 1), ("GET content", 2)):
+        server.set(stops=[call, after], reached=False)
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        until(lambda: server.told()["reached"], run)
+        time.sleep(0.3)
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+        told_last += run.communicate()[0].splitlines()[-1:]
+        server.set(stops=[])
+    if not told_last:
+        told_last = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
+    told, used = server.told(), json.loads(told_last[-1])
+    assert gm.read(str(tmp_path / "out")).to_table().num_rows == 180
+    assert used["requests"] == billed(told) and used["cost"] == 8 * billed(told)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_rows_that_nobody_was_asked_for_are_no_dead_letters(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """However many batches were cancelled before their turn."""
+    server.set(cancel=3, takes=0.1)
+    for _ in range(3):
+        with pytest.raises(RunFailed, match="was cancelled"):
+            asked(table(40), tmp_path / "out", provider)
+    assert asked(table(40), tmp_path / "out", provider).rows_ok == 40
+    once(server.told())
+
+
+def test_a_batch_whose_results_are_not_there_hides_no_other(server: BatchServer, tmp_path: Path) -> None:
+    """A creation that was not answered is found beside another's batch of as many requests, which is gone (404)."""
+    server.set(takes=0.1)
+    asked(table(20), tmp_path / "before", "anthropic", system="before")
+    server.set(lose=1, removed=["msgbatch_0"])
+    assert asked(table(20), tmp_path / "out", "anthropic").rows_ok == 20
+    assert server.told()["batches"] == [19, 19]
+
+
+@pytest.mark.long
+def test_results_that_would_tell_whose_batch_it_is(server: BatchServer, tmp_path: Path) -> None:
+    """They are not there: the run stops, and says so; the next one looks once more, and creates a batch."""
+    server.set(takes=0.1)
+    asked(table(20), tmp_path / "before", "anthropic", system="before")
+    server.set(unheard=1, removed=["msgbatch_0"])
+    with pytest.raises(RunFailed, match=r"the results of msgbatch_0 are not there, .* can be told by these alone"):
+        asked(table(20), tmp_path / "out", "anthropic")
+    assert asked(table(20), tmp_path / "out", "anthropic").rows_ok == 20
+    assert server.told()["batches"] == [19, 18]
+
+
+def test_money_goes_as_far_as_it_goes(server: BatchServer, tmp_path: Path) -> None:
+    """A shard that might cost more than there is goes in smaller batches, for as long as one request can be paid."""
+    more: dict[str, Any] = {"price": PRICE, "workers": 1, "max_tokens": 5}
+    server.set(takes=0.1)
+    with pytest.raises(RunFailed, match=r"max_cost 500: .* what comes next might cost \$") as e:
+        asked(table(300), tmp_path / "out", "openai", max_cost=500.0, **more)
+    told = server.told()
+    assert 500 - 10 < 8 * billed(told) <= 500
+    assert e.value.report is not None and e.value.report.used["cost"] == 8 * billed(told)
+    assert asked(table(300), tmp_path / "out", "openai", **more).rows_ok == 300
+    once(server.told())
+
+
+def test_money_that_is_kept_for_a_batch_under_way_is_waited_for(server: BatchServer, tmp_path: Path) -> None:
+    """It may turn out to cost less: the second shard is sent then, if need be in parts."""
+    report = asked(
+        table(80), tmp_path / "out", "openai", price=PRICE, workers=1, shard_rows=40, max_tokens=20, max_cost=1000.0
+    )
+    assert report.rows_ok == 80 and report.used["cost"] == 640
+    once(server.told())
+
+
+def test_a_model_that_goes_in_the_middle_of_a_batch(server: BatchServer, tmp_path: Path) -> None:
+    """404 for some rows: one of them is asked alone, and the others again as that is answered."""
+    server.set(says=["row 1", 404, "no such model", ""], takes=0.1)
+    report = asked(table(20), tmp_path / "out", "openai")
+    told = server.told()
+    assert report.rows_ok == 20 and told["batches"] == [19, 10]
+    once(told)
+
+
+def test_a_model_that_was_gone_for_a_while_is_judged_once(server: BatchServer, tmp_path: Path) -> None:
+    """By the run that goes on while the others are in a batch: none of them is asked for, and paid, once more."""
+    server.set(says=["row 1", 404, "no such model", ""], takes=0.1, waits=True)
+
+    def turn_away() -> None:
+        while len(server.told()["batches"]) < 2:
+            time.sleep(0.02)
+        server.set(away="GET batch", retry_after="1000")
+
+    thread = threading.Thread(target=turn_away)
+    thread.start()
+    with pytest.raises(RunFailed, match="left alone"):
+        asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, workers=1)
+    thread.join()
+    server.set(away="", retry_after=None, waits=False)
+    report = asked(table(20), tmp_path / "out", "openai", price=PRICE)
+    told = server.told()
+    assert report.rows_ok == 20 and told["batches"] == [19, 10] and billed(told) == 20
+    assert report.used["requests"] == 20
+    once(told)
+
+
+def test_a_model_that_is_gone_stops_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """With the first batch that tells so; no row is a dead letter of it."""
+    server.set(takes=4.0)
+
+    def take_away() -> None:
+        while not server.told()["asked"].get("GET batch"):
+            time.sleep(0.02)
+        server.set(turns=[0, 404, 404])
+
+    thread = threading.Thread(target=take_away)
+    thread.start()
+    with pytest.raises(RunFailed, match=r"refuses the address or the model now: 404"):
+        asked(table(20), tmp_path / "out", "openai", workers=1)
+    thread.join()
+    server.set(turns=[], takes=0.1)
+    assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
+    assert server.told()["batches"] == [19, 18]
+
+
+def test_somebody_is_asked_alone_before_each_batch_that_is_made_late(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a batch may take a day to tell is told at once."""
+    monkeypatch.setattr("gristmill.models.provided.PROOF", 0.0)
+    report = asked(table(60), tmp_path / "out", "openai", shard_rows=20, workers=0, concurrency=1)
+    told = server.told()
+    assert report.rows_ok == 60 and sorted(told["batches"]) == [18, 19, 19]
+    once(told)
