@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import shops
 from apart import Apart
+from interleaved import interleaved, lines
 from shops import Shop
 
 import gristmill as gm
@@ -45,7 +46,7 @@ def vectors(batch: dict[str, Any]) -> np.ndarray:
 
 def write(folder: Path, first: int, last: int) -> None:
     """Rows with these ids, in a file of their own."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     ids = list(range(first, last))
     table = pa.table({"id": pa.array(ids, pa.int64()), "x": pa.array([i / 4 for i in ids], pa.float64())})
     pq.write_table(table, folder / f"{first:04}.parquet")
@@ -660,3 +661,46 @@ def test_a_publication_of_the_same_result(shop: Shop, first: str) -> None:
     publish.give_up(published(first))
     assert load(first, 2) is not None
     assert gm.deliver(first, shop.address("scores"), key="id").at == receipt.at
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        ("upsert", 4),
+        ("append", 2),
+        pytest.param("upsert", 30, marks=pytest.mark.long),
+        pytest.param("append", 20, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_two_sinks_at_once(shop: Shop, first: str, tmp_path: Path, mode: Any, steps: int, there: bool) -> None:
+    """One delivers while another one stands still at any of its steps: the rows of both are there afterwards, and those
+    that were there before, or one is told that it has to run again.
+    """
+    if mode not in deliveries.STORES.get(shop.name).modes:
+        return
+    made = gm.to(shop.address("scores"), mode=mode, key="id")
+    steps = max(2, steps // 5) if shop.name in shops.SLOW else steps
+    for name, (low, high) in {"other": (ROWS, ROWS + 10), "before": (100, 110)}.items():
+        write(tmp_path / name / "in", low, high)
+        job(tmp_path / name, 7).run()
+    sinks = {name: published(str(tmp_path / name / "out")) for name in ("other", "before")}
+    one, other = published(first), sinks["other"]
+    rows = {**wanted(range(ROWS)), **wanted(range(ROWS, ROWS + 10), 7), **(wanted(range(100, 110), 7) if there else {})}
+
+    def begin() -> None:
+        shop.clear("scores")
+        if there:
+            deliveries.deliver(sinks["before"], made)
+
+    begin()
+    count = lines(lambda: deliveries.deliver(one, made))
+    for at in range(count // steps // 2, count, max(1, count // steps)):
+        begin()
+        failed = interleaved(lambda: deliveries.deliver(one, made), at, lambda: deliveries.deliver(other, made))
+        for e in failed:
+            assert isinstance(e, gm.GristmillError) and "run again" in str(e), f"at line {at}: {e!r}"
+        if failed:
+            deliveries.deliver(one, made)
+            deliveries.deliver(other, made)
+        assert shop.seen("scores") == rows, f"at line {at}, {failed}"
