@@ -39,6 +39,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
     refuse_gone,
+    refuse_ours,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
@@ -84,6 +85,7 @@ class Cassandra:
     @staticmethod
     def open(place: Place) -> Store:
         """The tables of this name, in a keyspace that is there."""
+        refuse_ours(place, place.name, r".*_(live|places|parts)$")
         return Tables(place, Client(place))
 
     @staticmethod

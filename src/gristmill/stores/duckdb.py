@@ -35,7 +35,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
-from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, ROWS, Nothing, Session, Tables, created, folded, moved, named, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
@@ -106,8 +106,7 @@ _: type[StoreKind] = DuckDB  # for mypy
 
 
 def _named(place: Place) -> None:
-    if not all(place.name.split(".")) or place.name.count(".") > 1:
-        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    named(place)
     if "?" in place.path:
         raise BadJob(f"{place.shown}: {place.path} has a ? in it, with which DuckDB loses its log: give another path")
 
@@ -244,11 +243,11 @@ class Transaction:
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         grouped = pa.RecordBatchReader.from_batches(schema, regrouped(batches, ROW_GROUP, GROUP_BYTES))
-        self._connection.register("gristmill_rows", grouped)
+        self._connection.register(ROWS, grouped)
         try:
-            done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM gristmill_rows").fetchall()
+            done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {ROWS}").fetchall()
         finally:
-            self._connection.unregister("gristmill_rows")
+            self._connection.unregister(ROWS)
         return int(done[0][0])
 
     def columns(self, table: str) -> dict[str, str]:

@@ -37,9 +37,10 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.lookup import as_delivered, asked, by_key, covering, keyed
 from gristmill.stores.pgcopy import copied
-from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.sql import MARKS, Session, Tables, created, moved, named, quoted
 from gristmill.stores.vectors import metric_of, searched
 
+LONGEST = 63  # bytes of a name
 CONNECT = 10  # seconds to wait for a server
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
 _SIMPLE = {
@@ -93,8 +94,9 @@ _: type[StoreKind] = Postgres  # for mypy
 
 def _connected(place: Place) -> Any:
     psycopg = require("psycopg", "postgres", place.shown)
-    if not all(place.name.split(".")) or place.name.count(".") > 1:
-        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    named(place)
+    if any(len(name.encode()) > LONGEST for name in place.name.split(".")):
+        raise BadJob(f"{place.shown}: Postgres has names of {LONGEST} bytes at most, and cuts others: give another name")
     try:
         options = {"connect_timeout": CONNECT, "application_name": "gristmill", **place.options}
         return psycopg.connect(place.uri, **options)
@@ -148,7 +150,10 @@ class Server:
         return self._table
 
     def kind(self, field: pa.Field) -> str:
-        return _kind(field.type, f"{self._place.shown}: column {field.name!r}", bool(self._vectors))
+        where = f"{self._place.shown}: column {field.name!r}"
+        if len(field.name.encode()) > LONGEST:
+            raise BadJob(f"{where}: Postgres has names of {LONGEST} bytes at most, and cuts others: rename it in a step")
+        return _kind(field.type, where, bool(self._vectors))
 
     def holds(self, field: pa.Field, kind: str) -> bool:
         own = self.kind(field)

@@ -48,6 +48,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
     refuse_gone,
+    refuse_ours,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
@@ -81,6 +82,7 @@ class Qdrant:
     def open(place: Place) -> Store:
         """The collections, over a connection that is made now."""
         store = Collections(place)
+        refuse_ours(place, place.name, r"gm_[0-9a-f]{10}_first_turn$")
         store.names()
         return store
 

@@ -27,6 +27,7 @@ from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.extras import require
 from gristmill.stores.contract import (
+    STAGED,
     Key,
     Load,
     Mark,
@@ -39,6 +40,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
     refuse_gone,
+    refuse_ours,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
@@ -99,6 +101,7 @@ class Redis:
     @staticmethod
     def open(place: Place) -> Store:
         """The rows under a prefix, on a server that answers."""
+        refuse_ours(place, place.name, f".*:(stages$|{STAGED})")
         return Server(place, _client(place))
 
     @staticmethod
@@ -144,7 +147,12 @@ class Server:
     def check(self, load: Load) -> None:
         check_packed(load.schema, load.key, self._place.shown)
         with _said(self._place):
-            marks = self._client.hget(self._prefix, "marks")
+            marks, at = self._client.hmget(self._prefix, "marks", "at")
+            if (marks is None or at is None) and self._client.exists(self._prefix):
+                raise BadJob(
+                    f"{self._place.shown}: is a key that gristmill did not write, and deliveries would write into it: "
+                    "give another prefix"
+                )
         check_beside(load, _marks(marks, self._place), self._place.shown)
 
     def live(self, sink: str) -> Mark | None:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, refuse_ours, same_but_for_capitals
 from gristmill.stores.packing import alike
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MARKS, PARTS = "gristmill_marks", "gristmill_parts"
+MARKS, PARTS, ROWS = "gristmill_marks", "gristmill_parts", "gristmill_rows"  # the last is a view, while rows are loaded
 _OURS = {
     MARKS: "(target TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (target, sink))",
     PARTS: "(stage TEXT NOT NULL, part TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (stage, part))",
@@ -129,6 +129,13 @@ class Database(Protocol):
 def quoted(name: str) -> str:
     """A name in SQL."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def named(place: Place) -> None:
+    """Raises BadJob for an address that names no table, or one of ours."""
+    if not all(place.name.split(".")) or place.name.count(".") > 1:
+        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    refuse_ours(place, place.name.rpartition(".")[2], f"({MARKS}|{PARTS}|{ROWS})$")
 
 
 def folded(name: str) -> str:

@@ -35,9 +35,10 @@ from gristmill.stores.contract import (
     Store,
     StoreKind,
     StoreUnavailable,
+    refuse_ours,
 )
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
-from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Nothing, Session, Tables, created, folded, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
@@ -79,6 +80,7 @@ _: type[StoreKind] = SQLite  # for mypy
 def _named(place: Place) -> None:
     if not place.name:
         raise BadJob(f"{place.shown}: name a table: {place.shown}#scores")
+    refuse_ours(place, place.name, f"({MARKS}|{PARTS})$")
 
 
 class File:
