@@ -368,6 +368,34 @@ def test_of_one_key_the_latest_night_counts(shop: Shop, tmp_path: Path) -> None:
 
 
 @pytest.mark.few(4)
+def test_a_retry_that_changes_no_row_delivers_nothing(shop: Shop, tmp_path: Path) -> None:
+    """What is dead stays dead: the rows are there, as receipt, `status` and `verify` say, also of the run after; rows
+    that somebody took out come again, and those of a retry that mends something.
+    """
+    made = gm.to(shop.address("scores"), key="id")
+    fixed = str(tmp_path / "fixed")
+    model = gm.model(fragile, fixed=fixed, returns={"y": "float64", "label": "string", "v": "float32[4]"})
+    (tmp_path / "in").mkdir()
+    rows = pa.table({"id": pa.array(range(10), pa.int64()), "x": pa.array([-1.0, *(i / 4 for i in range(1, 10))])})
+    pq.write_table(rows, tmp_path / "in" / "0.parquet")
+    said = {"gates": {"min_ok": 0.1}, "deliver": [made], "workers": 0}
+    nightly = gm.Job(str(tmp_path / "in"), model, gm.sink(str(tmp_path / "out"), keep=["id"]), **said)
+    (first,) = nightly.run().deliveries
+    for command in (gm.retry_dead, gm.retry_dead, gm.Job.run):
+        (receipt,) = command(nightly).deliveries
+        assert (receipt.at, receipt.rows, receipt.generation) == (first.at, 9, 1)
+        assert gm.status(nightly)["deliveries"][0]["state"] == "delivered" and gm.verify(nightly).ok
+    if shop.lose is not None:
+        shop.lose("scores")
+        (receipt,) = gm.retry_dead(nightly).deliveries
+        assert receipt.rows == 9 and receipt.generation > 1 and gm.verify(nightly).ok
+    assert shop.seen("scores") == wanted(range(1, 10))
+    Path(fixed).touch()
+    (receipt,) = gm.retry_dead(nightly, accept_code_change=True).deliveries
+    assert receipt.rows == 10 and sorted(shop.seen("scores") or ()) == list(range(10)) and gm.verify(nightly).ok
+
+
+@pytest.mark.few(4)
 def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: str, tmp_path: Path) -> None:
     """With the keys; and so is a key with a null in it, and one that is no column."""
     address = shop.address("scores")
