@@ -38,7 +38,7 @@ def _lines(function: Callable[[], Any], reached: Callable[[int], None]) -> None:
 def lines(function: Callable[[], Any]) -> int:
     """How many lines of the stores' code a function runs in this thread."""
     ran = [0]
-    _lines(function, lambda number: ran.append(number))
+    _lines(function, ran.append)
     return ran[-1]
 
 

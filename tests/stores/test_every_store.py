@@ -268,6 +268,25 @@ def test_an_upsert_that_deletes_takes_the_marks_of_others_along(shop: Shop, firs
     assert gm.verify(nightly).ok
 
 
+@pytest.mark.few(4)
+def test_a_clock_that_was_set_back(shop: Shop, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was delivered last is known by the store, not by a clock: of another machine, or of the hour that comes
+    twice in autumn.
+    """
+    made = gm.to(shop.address("scores"), mode="upsert", key="id")
+    write(tmp_path / "in", 100, 110)
+    job(tmp_path, 7).run()
+    job(tmp_path, 7).run(restart=True)
+    (told := [f"2026-10-25T02:{n:02}:00+0100" for n in range(10)]).append("2026-10-25T02:30:00+0200")
+    monkeypatch.setattr(deliveries.time, "strftime", lambda _: told.pop())
+    for sink, generation in ((first, 1), (str(tmp_path / "out"), 2)):
+        said = gm.deliver(sink, made)
+        with gm.lookup(shop.address("scores")) as lookup:
+            assert lookup.generation == generation
+        told[:] = [f"2026-10-25T02:{n:02}:00+0100" for n in range(10)]
+    assert said.at.endswith("+0100")
+
+
 def after_a_drop(store: Any, late: Any, dropped: Load) -> Callable[[Load], None]:
     """The store's own `publish`, before which another deliverer removes what is staged for `dropped`."""
     publish = store.publish

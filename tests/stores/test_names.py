@@ -62,7 +62,7 @@ def test_a_key_of_redis_that_others_have(redis_server: str, tmp_path: Path) -> N
         db.hset("profile", "name", "Ada")
         db.set("word", "Ada")
         for name in ("profile", "word"):
-            with pytest.raises(gm.BadJob, match="is a key that gristmill did not write|WRONGTYPE"):
+            with pytest.raises(gm.BadJob, match=r"is a key that gristmill did not write|WRONGTYPE"):
                 _job(tmp_path / name, f"{redis_server}/3#{name}").run()
         assert db.hgetall("profile") == {b"name": b"Ada"} and db.get("word") == b"Ada"
 

@@ -75,7 +75,8 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     left out as later ones have their keys, `total` how many rows of this sink are there at least, with those of earlier
     appends (None: that was not noted), `again` how often the same was brought once more as rows were missing, `key` the
     columns that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup` gives
-    back the values as they were.
+    back the values as they were. `at` is for people: clocks differ. Of the marks of several sinks the one with the
+    greatest `turn` is the latest, where a store does not keep them in order (0: that was not noted).
     """
 
     sink: str
@@ -90,6 +91,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     again: int = 0
     older: int = 0
     total: int | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True)

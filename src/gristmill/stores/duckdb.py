@@ -35,7 +35,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.gate import Gate
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
-from gristmill.stores.sql import MARKS, ROWS, Nothing, Session, Tables, created, folded, moved, named, quoted
+from gristmill.stores.sql import MARKS, ROWS, Nothing, Session, Tables, created, folded, latest, moved, named, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
@@ -384,12 +384,7 @@ class FileReader:
         return dataclasses.replace(near, mark=mark)
 
     def _mark(self, transaction: Transaction, schema: str) -> Mark | None:
-        marks = f"{quoted(schema)}.{quoted(MARKS)}"
-        if not transaction.columns(marks):
-            return None
-        rows = transaction.run(f"SELECT body FROM {marks} WHERE target = ?", folded(self._table))
-        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
-        return max(found, key=lambda m: m.at, default=None)
+        return latest(transaction, f"{quoted(schema)}.{quoted(MARKS)}", folded(self._table), self._place.shown)
 
     def close(self) -> None:
         """Nothing is held open."""

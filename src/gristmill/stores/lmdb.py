@@ -30,7 +30,10 @@ from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packe
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
 LONGEST = 511  # bytes of a key, as LMDB is built
-PATIENCE, WAIT = 5.0, 0.002  # seconds for a file to be closed that nobody in this process has any more, and between looks
+PATIENCE, WAIT = (
+    5.0,
+    0.002,
+)  # seconds for a file to be closed that nobody in this process has any more, and between looks
 COMMITTED = 65_536  # rows a transaction
 SORT_MEMORY = "256MB"  # for sorting rows by key; more are sorted on disk
 _RUN = pa.schema([("k", pa.binary()), ("v", pa.binary())])

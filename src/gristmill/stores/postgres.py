@@ -37,7 +37,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.lookup import as_delivered, asked, by_key, covering, keyed
 from gristmill.stores.pgcopy import copied
-from gristmill.stores.sql import MARKS, Session, Tables, created, moved, named, quoted
+from gristmill.stores.sql import MARKS, Session, Tables, created, latest, moved, named, quoted
 from gristmill.stores.vectors import metric_of, searched
 
 LONGEST = 63  # bytes of a name
@@ -96,7 +96,9 @@ def _connected(place: Place) -> Any:
     psycopg = require("psycopg", "postgres", place.shown)
     named(place)
     if any(len(name.encode()) > LONGEST for name in place.name.split(".")):
-        raise BadJob(f"{place.shown}: Postgres has names of {LONGEST} bytes at most, and cuts others: give another name")
+        raise BadJob(
+            f"{place.shown}: Postgres has names of {LONGEST} bytes at most, and cuts others: give another name"
+        )
     try:
         options = {"connect_timeout": CONNECT, "application_name": "gristmill", **place.options}
         return psycopg.connect(place.uri, **options)
@@ -152,7 +154,9 @@ class Server:
     def kind(self, field: pa.Field) -> str:
         where = f"{self._place.shown}: column {field.name!r}"
         if len(field.name.encode()) > LONGEST:
-            raise BadJob(f"{where}: Postgres has names of {LONGEST} bytes at most, and cuts others: rename it in a step")
+            raise BadJob(
+                f"{where}: Postgres has names of {LONGEST} bytes at most, and cuts others: rename it in a step"
+            )
         return _kind(field.type, where, bool(self._vectors))
 
     def holds(self, field: pa.Field, kind: str) -> bool:
@@ -505,11 +509,7 @@ class ServerReader:
         return Near(there.mark, metric, rows, [[float(row[0]) for row in one] for one in found])
 
     def _mark(self, session: Transaction, marks: str, table: str) -> Mark | None:
-        if not session.columns(marks):
-            return None
-        rows = session.run(f"SELECT body FROM {marks} WHERE target = ?", table)
-        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
-        return max(found, key=lambda m: m.at, default=None)
+        return latest(session, marks, table, self._place.shown)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

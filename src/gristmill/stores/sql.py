@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gristmill.commit.generation import decode_schema
@@ -164,8 +165,8 @@ class Tables:
         marks, there = self._db.table(MARKS), session.columns(self._db.target())
         if load.whole or not there or not session.columns(marks):
             return
-        for (body,) in session.run(f"SELECT body FROM {marks} WHERE target = ?", self._db.marked()):
-            known = decode_schema(Mark.load(body.encode(), self._place.shown).schema)
+        for mark in _marks(session, marks, self._db.marked(), self._place.shown):
+            known = decode_schema(mark.schema)
             for field in load.schema:
                 if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
                     continue
@@ -306,11 +307,13 @@ class Tables:
 
     def _note(self, session: Session, load: Load) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
+        known = _marks(session, marks, target, self._place.shown)
+        mark = replace(load.mark, turn=1 + max((m.turn for m in known), default=0))
         if load.whole:
             session.run(f"DELETE FROM {marks} WHERE target = ?", target)
         else:
             session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
-        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, load.mark.sink, load.mark.dump().decode())
+        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, mark.sink, mark.dump().decode())
         session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
@@ -327,6 +330,18 @@ class Tables:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _marks(session: Session, table: str, target: str, shown: str) -> list[Mark]:
+    """The marks of all sinks whose rows are in the target."""
+    rows = session.run(f"SELECT body FROM {table} WHERE target = ?", target)
+    return [Mark.load(row[0].encode(), shown) for row in rows]
+
+
+def latest(session: Session, table: str, target: str, shown: str) -> Mark | None:
+    """The mark of what was delivered last to the target, in the `table` of marks; None if there is none."""
+    found = _marks(session, table, target, shown) if session.columns(table) else []
+    return max(found, key=lambda mark: (mark.turn, mark.at), default=None)
 
 
 def _defined(columns: Mapping[str, str]) -> str:

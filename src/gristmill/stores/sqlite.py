@@ -38,7 +38,7 @@ from gristmill.stores.contract import (
     refuse_ours,
 )
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
-from gristmill.stores.sql import MARKS, PARTS, Nothing, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Nothing, Session, Tables, created, folded, latest, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
@@ -475,11 +475,7 @@ class FileReader:
         return [next(found) if rows else None for rows in each]
 
     def _mark(self, transaction: Transaction) -> Mark | None:
-        if not transaction.columns(quoted(MARKS)):
-            return None
-        rows = transaction.run(f"SELECT body FROM {quoted(MARKS)} WHERE target = ?", folded(self._place.name))
-        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
-        return max(found, key=lambda m: m.at, default=None)
+        return latest(transaction, quoted(MARKS), folded(self._place.name), self._place.shown)
 
     def close(self) -> None:
         while self._all:
