@@ -50,6 +50,7 @@ from gristmill.stores.packing import (
     key_bytes,
     packed_keys,
     packed_rows,
+    told,
     unpacking,
 )
 
@@ -353,7 +354,7 @@ class Tables:
                 if not (load.whole or not before.at):
                     at, buckets = self._merged(load, before, staged, of)
                 others = [] if load.whole else [m for m in before.marks if m.sink != load.mark.sink]
-                if self._switched(before, at, buckets, (load.mark, *others)):
+                if self._switched(before, at, buckets, (told(load, before.marks), *others)):
                     change = "UPDATE {t}_places SET was_live = ? WHERE name = ? AND at = ? IF EXISTS"
                     self._client.run(change, True, _ALL, at)
                     return

@@ -3,9 +3,9 @@
 What a collection is, is in its own metadata: the parts that it has, the marks of its sinks, and, once another is about
 to take its place, that it is replaced. Points have ids by their keys, so that bringing a part twice is the same.
 
-Setting an alias asks for nothing, but renaming one fails if it is not there, and the requests of a list before which one
-failed are not done (`update_aliases` in Qdrant's collection_meta_ops.rs). So the collection that is published has a
-second alias, its turn, which whoever sets the name to another one renames first: of two who do so one is too late.
+Setting an alias asks for nothing, but renaming one fails if it is not there, and then what follows in the same request
+is not done (`update_aliases` in Qdrant's collection_meta_ops.rs). So the collection that is published has a second
+alias, its turn, which whoever sets the name to another one renames first: of two who do so one is too late.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
-from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys
+from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, searched
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
@@ -366,7 +366,7 @@ class Collections:
             return False
         at = staged if load.whole or before is None else self._merged(load, staged, before)
         others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
-        said = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)])
+        said = json.dumps([json.loads(mark.dump()) for mark in (told(load, there), *others)])
         self._client.call("update_collection", at, metadata={"marks": said})
         self._indexed(at)
         if before is not None:

@@ -52,6 +52,7 @@ from gristmill.stores.packing import (
     key_bytes,
     packed_keys,
     packed_rows,
+    told,
     unpacking,
 )
 
@@ -262,7 +263,7 @@ class Server:
                 if not (load.whole or before is None):
                     at, buckets = self._merged(place, before.decode(), int(of), buckets)
                 others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
-                said = json.dumps([json.loads(m.dump()) for m in (load.mark, *others)])
+                said = json.dumps([json.loads(m.dump()) for m in (told(load, there), *others)])
                 keys = [self._prefix, f"{self._prefix}:stages"]
                 if self._client.eval(_SWITCH, 2, *keys, before or "", at, buckets, said, place):
                     return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, refuse_ours, same_but_for_capitals
-from gristmill.stores.packing import alike
+from gristmill.stores.packing import alike, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -308,7 +308,7 @@ class Tables:
     def _note(self, session: Session, load: Load) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
         known = _marks(session, marks, target, self._place.shown)
-        mark = replace(load.mark, turn=1 + max((m.turn for m in known), default=0))
+        mark = replace(told(load, known), turn=1 + max((m.turn for m in known), default=0))
         if load.whole:
             session.run(f"DELETE FROM {marks} WHERE target = ?", target)
         else:
