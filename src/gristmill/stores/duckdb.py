@@ -34,6 +34,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
 )
 from gristmill.stores.gate import Gate
+from gristmill.stores.keys import retold, uuid_text
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
 from gristmill.stores.sql import MARKS, ROWS, Nothing, Session, Tables, created, folded, latest, moved, named, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
@@ -62,6 +63,7 @@ _SIMPLE = {
     pa.time64("ns"): "TIME_NS",
     pa.null(): "INTEGER",
 }
+_STRANGE = ("INTERVAL", "BIT", "BIGNUM", "TIME WITH TIME ZONE")  # types whose values Arrow does not have as they are
 _STAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
 # Types of columns that hold the values of others, as SQL: by the type that they would have.
 _WIDER: Mapping[str, tuple[str, ...]] = {
@@ -365,8 +367,16 @@ class FileReader:
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with self._table_there() as (connection, table, mark):
-            types = {f.name: f.type for f in connection.table(table).limit(0).to_arrow_table().schema}
+            rows = connection.table(table)
+            types = {f.name: f.type for f in rows.limit(0).to_arrow_table().schema}
             wanted = keyed(self._place.shown, self._key or (mark.key if mark else ()), types)
+            declared = dict(zip(rows.columns, map(str, rows.types), strict=True))
+            if strange := next((n for n in wanted if declared[n] in _STRANGE), None):
+                raise BadJob(
+                    f"{self._place.shown}: column {strange!r} is {declared[strange]}: rows are not found by such values"
+                )
+            if own := [n for n in wanted if declared[n] == "UUID"]:
+                keys = retold(keys, list(wanted), dict.fromkeys(own, uuid_text))
             asked_for = asked(keys, wanted, self._place.shown, mark)
             connection.register("asked", asked_for)
             same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)

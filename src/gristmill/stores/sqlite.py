@@ -37,6 +37,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     refuse_ours,
 )
+from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
 from gristmill.stores.sql import MARKS, PARTS, Nothing, Session, Tables, created, folded, latest, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
@@ -463,6 +464,8 @@ class FileReader:
         declared = transaction.columns(there.table)
         shown, kinds = self._place.shown, {n: there.key_type(n, declared[n]) for n in there.names}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
+        own = [n for n in wanted if there.kind(n) is None and _affinity(declared[n]) == "NUMERIC"]
+        keys = retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys
         asked_for = asked(keys, wanted, shown, texts=there.floats)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
         # By an index of the columns' collations, and as they are.
