@@ -234,8 +234,8 @@ class Collections:
                 f"{shown}: {load.target!r} is a collection, and the name has to be an alias, which is set to a new "
                 "collection by each delivery: give another name"
             )
-        there, config = (None, None) if load.whole else _published(self._client, load.target)
-        if there is not None:
+        config = None if load.whole else _published(self._client, load.target)[1]
+        if config is not None:
             check_beside(load, _marks(config.metadata or {}, shown), shown, texts=True)
             found = config.params.vectors
             own = {name: (vector.size, vector.distance.value) for name, vector in found.items()}
