@@ -32,6 +32,8 @@ def test_a_run_stopped_in_settling_is_made_up_for_by_any_command(source: str, ro
     cured: dict[str, Any] = {"args": {"bad": [5]}, "accept_code_change": True}
     run(source, root, retry=True, harm=IN_SETTLING, **cured)
     assert gm.read(root).count_rows() == 29, "it was published"
+    (told,) = [line for line in gm.verify(root).lines if "part-0000000.g1.jsonl" in line]
+    assert told.endswith("a run was stopped before it had removed it: the next run does")
     if then == "append":
         more(source, range(30, 40))
     verbs = {} if then == "run" else {then: True}

@@ -32,7 +32,7 @@ class Answering(BaseHTTPRequestHandler):
             with self.lock:
                 found = self._called([p for p in path.split("/") if p], json.loads(body) if body else {})
         except ValueError as e:
-            return self._send(404 if "not found" in str(e) else 400, {"status": {"error": str(e)}})
+            return self._send(404 if "not found" in str(e) or "Alias" in str(e) else 400, {"status": {"error": str(e)}})
         return self._send(
             200, {"result": TypeAdapter(Any).dump_python(found, mode="json"), "status": "ok", "time": 0.0}
         )

@@ -18,6 +18,7 @@ import shops
 from shops import Shop
 
 import gristmill as gm
+from gristmill.job.delivery import STORES
 
 NS = 1_700_000_000_123_456_789
 # Four values of each type: the first two come on the first night, the middle two on the second, the last on the third.
@@ -293,3 +294,50 @@ def test_columns_that_differ_in_capitals(shop: Shop, mode: Any, tmp_path: Path) 
     with gm.lookup(address) as lookup:
         row = lookup.get(1)
     assert row is not None and (row["Y"], row["y"]) == (1.5, 2.5)
+
+
+# Values of each type that is told apart, in rows of one sink; another one delivers beside them a column of nulls alone.
+BESIDE: dict[str, tuple[pa.DataType, list[Any]]] = {
+    **{name: KEYS[name] for name in KEYS if name != "zeros"},
+    "single": (pa.float32(), [0.1, 0.2, 3e38, 1e-45]),
+    "bool": (pa.bool_(), [True, False, True, True]),
+    "ints": (pa.list_(pa.int64()), [[1], [], [2**53 + 1], [1, 2]]),
+    "days": (pa.list_(pa.date32()), [[0], [], [1], [1, 2]]),
+    "record": (pa.struct([("a", pa.date32())]), [{"a": 1}, {"a": None}, {"a": 2}, {"a": 3}]),
+}
+
+
+@pytest.fixture(scope="module", params=BESIDE)
+def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Array, Path]:
+    """Values of a type, and a folder with two sinks: one of rows with them, and one of rows with nulls alone."""
+    told, values = BESIDE[request.param]
+    made = pa.array(values, told) if pa.types.is_nested(told) else given(told, values)
+    folder = tmp_path_factory.mktemp("beside")
+    for name, first, column in (("one", 0, made), ("other", 10, pa.nulls(4))):
+        rows = pa.table({"id": pa.array(range(first, first + 4), pa.int64()), "c": column})
+        gm.Job(
+            rows, gm.model(same, batch_format="arrow"), gm.sink(str(folder / name), keep=["id", "c"]), workers=0
+        ).run()
+    return made, folder
+
+
+@pytest.mark.few(30)
+@pytest.mark.parametrize("mode", ["upsert", "append"])
+def test_a_column_of_nulls_beside_others(shop: Shop, beside: tuple[pa.Array, Path], mode: Any) -> None:
+    """The rows that were there come back as they were; or the column, of either sink, is refused before scoring."""
+    if mode not in STORES.get(shop.name).modes:
+        return
+    made, folder = beside
+    to = gm.to(shop.address("beside"), mode=mode, key="id", **shop.odd)
+    shop.clear("beside")
+    for name in ("one", "other"):
+        try:
+            gm.deliver(str(folder / name), to)
+        except gm.BadJob as e:
+            assert "column 'c'" in str(e)
+            if name == "one":
+                return
+    with gm.lookup(to) as lookup:
+        found = lookup.get_many(range(4))
+        assert [repr(row["c"]) for row in found] == [repr(value) for value in made.to_pylist()]
+        assert (lookup.get(10) or {"c": None})["c"] is None

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import shops
 from apart import Apart
+from interleaved import interleaved, lines
 from shops import Shop
 
 import gristmill as gm
@@ -45,7 +46,7 @@ def vectors(batch: dict[str, Any]) -> np.ndarray:
 
 def write(folder: Path, first: int, last: int) -> None:
     """Rows with these ids, in a file of their own."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     ids = list(range(first, last))
     table = pa.table({"id": pa.array(ids, pa.int64()), "x": pa.array([i / 4 for i in ids], pa.float64())})
     pq.write_table(table, folder / f"{first:04}.parquet")
@@ -267,6 +268,25 @@ def test_an_upsert_that_deletes_takes_the_marks_of_others_along(shop: Shop, firs
     assert gm.verify(nightly).ok
 
 
+@pytest.mark.few(4)
+def test_a_clock_that_was_set_back(shop: Shop, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was delivered last is known by the store, not by a clock: of another machine, or of the hour that comes
+    twice in autumn.
+    """
+    made = gm.to(shop.address("scores"), mode="upsert", key="id")
+    write(tmp_path / "in", 100, 110)
+    job(tmp_path, 7).run()
+    job(tmp_path, 7).run(restart=True)
+    (told := [f"2026-10-25T02:{n:02}:00+0100" for n in range(10)]).append("2026-10-25T02:30:00+0200")
+    monkeypatch.setattr(deliveries.time, "strftime", lambda _: told.pop())
+    for sink, generation in ((first, 1), (str(tmp_path / "out"), 2)):
+        said = gm.deliver(sink, made)
+        with gm.lookup(shop.address("scores")) as lookup:
+            assert lookup.generation == generation
+        told[:] = [f"2026-10-25T02:{n:02}:00+0100" for n in range(10)]
+    assert said.at.endswith("+0100")
+
+
 def after_a_drop(store: Any, late: Any, dropped: Load) -> Callable[[Load], None]:
     """The store's own `publish`, before which another deliverer removes what is staged for `dropped`."""
     publish = store.publish
@@ -364,6 +384,34 @@ def test_of_one_key_the_latest_night_counts(shop: Shop, tmp_path: Path) -> None:
     receipt = gm.deliver(out, address, key="id")  # in place of all others
     assert (receipt.rows, receipt.older) == (4, 3)
     assert seen() == {0: 20.0, 1: -21.0, 2: 22.0, 3: 23.0}
+
+
+@pytest.mark.few(4)
+def test_a_retry_that_changes_no_row_delivers_nothing(shop: Shop, tmp_path: Path) -> None:
+    """What is dead stays dead: the rows are there, as receipt, `status` and `verify` say, also of the run after; rows
+    that somebody took out come again, and those of a retry that mends something.
+    """
+    made = gm.to(shop.address("scores"), key="id")
+    fixed = str(tmp_path / "fixed")
+    model = gm.model(fragile, fixed=fixed, returns={"y": "float64", "label": "string", "v": "float32[4]"})
+    (tmp_path / "in").mkdir()
+    rows = pa.table({"id": pa.array(range(10), pa.int64()), "x": pa.array([-1.0, *(i / 4 for i in range(1, 10))])})
+    pq.write_table(rows, tmp_path / "in" / "0.parquet")
+    said = {"gates": {"min_ok": 0.1}, "deliver": [made], "workers": 0}
+    nightly = gm.Job(str(tmp_path / "in"), model, gm.sink(str(tmp_path / "out"), keep=["id"]), **said)
+    (first,) = nightly.run().deliveries
+    for command in (gm.retry_dead, gm.retry_dead, gm.Job.run):
+        (receipt,) = command(nightly).deliveries
+        assert (receipt.at, receipt.rows, receipt.generation) == (first.at, 9, 1)
+        assert gm.status(nightly)["deliveries"][0]["state"] == "delivered" and gm.verify(nightly).ok
+    if shop.lose is not None:
+        shop.lose("scores")
+        (receipt,) = gm.retry_dead(nightly).deliveries
+        assert receipt.rows == 9 and receipt.generation > 1 and gm.verify(nightly).ok
+    assert shop.seen("scores") == wanted(range(1, 10))
+    Path(fixed).touch()
+    (receipt,) = gm.retry_dead(nightly, accept_code_change=True).deliveries
+    assert receipt.rows == 10 and sorted(shop.seen("scores") or ()) == list(range(10)) and gm.verify(nightly).ok
 
 
 @pytest.mark.few(4)
@@ -660,3 +708,46 @@ def test_a_publication_of_the_same_result(shop: Shop, first: str) -> None:
     publish.give_up(published(first))
     assert load(first, 2) is not None
     assert gm.deliver(first, shop.address("scores"), key="id").at == receipt.at
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [
+        ("upsert", 4),
+        ("append", 2),
+        pytest.param("upsert", 30, marks=pytest.mark.long),
+        pytest.param("append", 20, marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_two_sinks_at_once(shop: Shop, first: str, tmp_path: Path, mode: Any, steps: int, there: bool) -> None:
+    """One delivers while another one stands still at any of its steps: the rows of both are there afterwards, and those
+    that were there before, or one is told that it has to run again.
+    """
+    if mode not in deliveries.STORES.get(shop.name).modes:
+        return
+    made = gm.to(shop.address("scores"), mode=mode, key="id")
+    steps = max(2, steps // 5) if shop.name in shops.SLOW else steps
+    for name, (low, high) in {"other": (ROWS, ROWS + 10), "before": (100, 110)}.items():
+        write(tmp_path / name / "in", low, high)
+        job(tmp_path / name, 7).run()
+    sinks = {name: published(str(tmp_path / name / "out")) for name in ("other", "before")}
+    one, other = published(first), sinks["other"]
+    rows = {**wanted(range(ROWS)), **wanted(range(ROWS, ROWS + 10), 7), **(wanted(range(100, 110), 7) if there else {})}
+
+    def begin() -> None:
+        shop.clear("scores")
+        if there:
+            deliveries.deliver(sinks["before"], made)
+
+    begin()
+    count = lines(lambda: deliveries.deliver(one, made))
+    for at in range(count // steps // 2, count, max(1, count // steps)):
+        begin()
+        failed = interleaved(lambda: deliveries.deliver(one, made), at, lambda: deliveries.deliver(other, made))
+        for e in failed:
+            assert isinstance(e, gm.GristmillError) and "run again" in str(e), f"at line {at}: {e!r}"
+        if failed:
+            deliveries.deliver(one, made)
+            deliveries.deliver(other, made)
+        assert shop.seen("scores") == rows, f"at line {at}, {failed}"

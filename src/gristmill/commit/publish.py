@@ -112,6 +112,15 @@ def settle(root: str, files: Files) -> None:
     files.write_over(join(meta(root), SETTLED), Settled(newest.number, newest.generation).dump())
 
 
+def leftover(newest: Publication) -> set[str]:
+    """Visible names of earlier results that the next run removes, as one was stopped right after it had published."""
+    if (settled := _settled(newest)) == newest.number:
+        return set()
+    between = [publication.load(newest.root, n, newest.files) for n in range(max(settled, 1), newest.number)]
+    names = {f.name for f in newest.live()}
+    return {f.name for p in between for f in _readable(p)} - names | {*_unlisted(newest, names)}
+
+
 def _superseded(newest: Publication) -> bool:
     """Whether there is a later publication, which settles itself. It is asked after everything that would be removed
     was found, as a driver may be suspended for hours anywhere: what was found since may be the later one's.

@@ -205,13 +205,16 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
     """For each store that was delivered to, or was to be, the generation that it has, by the receipts."""
     members: list[Generation] = [g for g in generations.generations(root, files) if not g.lost]
     last: dict[str, Delivered] = {}
+    newest: set[str] = set()  # what has a receipt of this result, also of one whose rows an earlier one had brought
     for generation in members:
-        last.update((receipt.to, receipt) for receipt in deliveries.receipts(generation))
+        found = {receipt.to: receipt for receipt in deliveries.receipts(generation)}
+        last.update(found)
+        newest.update(found if generation.number == result.generation else ())
     out: list[dict[str, Any]] = []
     for to in dict.fromkeys([*asked(root, files), *last]):
         receipt = last.get(to)
         about = {} if receipt is None else {n: getattr(receipt, n) for n in ("mode", "generation", "rows", "at")}
-        now = receipt is not None and receipt.generation == result.generation
+        now = to in newest
         out.append(
             {"to": to, "state": "delivered" if now else "not delivered" if receipt is None else "behind", **about}
         )

@@ -21,7 +21,7 @@ from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation, Plan, decode_schema, generations, read_plan
 from gristmill.commit.inspections import planned_files
 from gristmill.commit.publication import Publication, marking, published
-from gristmill.commit.publish import LISTED, MANIFEST, committed, strangers
+from gristmill.commit.publish import LISTED, MANIFEST, committed, leftover, strangers
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
@@ -124,7 +124,9 @@ def _strays(result: Publication, stray: Sequence[str]) -> list[str]:
         if not g.lost and g.predecessor == result.number
         for name in committed(g)
     }
-    lines = [f"{name}: is in the sink, but _SUCCESS does not list it" for name in stray if name not in whose]
+    old, strange = leftover(result), "is in the sink, but _SUCCESS does not list it"
+    mended = "is of an earlier result, and a run was stopped before it had removed it: the next run does"
+    lines = [f"{name}: {mended if name in old else strange}" for name in stray if name not in whose]
     for number, kind in sorted({(whose[n].number, whose[n].kind) for n in stray if n in whose}):
         names = [n for n in stray if n in whose and whose[n].number == number]
         files = f"{len(names)} files" if len(names) > 1 else names[0]

@@ -39,6 +39,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
     refuse_gone,
+    refuse_ours,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
@@ -49,6 +50,7 @@ from gristmill.stores.packing import (
     key_bytes,
     packed_keys,
     packed_rows,
+    told,
     unpacking,
 )
 
@@ -84,6 +86,7 @@ class Cassandra:
     @staticmethod
     def open(place: Place) -> Store:
         """The tables of this name, in a keyspace that is there."""
+        refuse_ours(place, place.name, r".*_(live|places|parts)$")
         return Tables(place, Client(place))
 
     @staticmethod
@@ -351,7 +354,7 @@ class Tables:
                 if not (load.whole or not before.at):
                     at, buckets = self._merged(load, before, staged, of)
                 others = [] if load.whole else [m for m in before.marks if m.sink != load.mark.sink]
-                if self._switched(before, at, buckets, (load.mark, *others)):
+                if self._switched(before, at, buckets, (told(load, before.marks), *others)):
                     change = "UPDATE {t}_places SET was_live = ? WHERE name = ? AND at = ? IF EXISTS"
                     self._client.run(change, True, _ALL, at)
                     return

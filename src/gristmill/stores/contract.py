@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from gristmill.errors import RunFailed, SinkBusy
+from gristmill.errors import BadJob, RunFailed, SinkBusy
 from gristmill.files.document import Document
 from gristmill.job.delivery import Mode, Place
 
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 DISTANCE = "_distance"  # what is added to a row that is near
+STAGED = r"gm_[0-9a-f]{10}_"  # what the names of staging places begin with: see `Load.stage`
 Row = dict[str, Any]
 Key = tuple[Any, ...] | Mapping[str, Any]
 """What a row is looked up by: a value for each key column, in their order or by their names."""
@@ -73,7 +75,8 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     left out as later ones have their keys, `total` how many rows of this sink are there at least, with those of earlier
     appends (None: that was not noted), `again` how often the same was brought once more as rows were missing, `key` the
     columns that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup` gives
-    back the values as they were.
+    back the values as they were. `at` is for people: clocks differ. Of the marks of several sinks the one with the
+    greatest `turn` is the latest, where a store does not keep them in order (0: that was not noted).
     """
 
     sink: str
@@ -88,6 +91,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     again: int = 0
     older: int = 0
     total: int | None = None
+    turn: int = 0
 
 
 @dataclass(frozen=True)
@@ -277,6 +281,16 @@ class Housed(Protocol):
         when a run begins, and may take long. Raises as `open`.
         """
         ...
+
+
+def refuse_ours(place: Place, name: str, ours: str) -> None:
+    """Raises BadJob for a name that is one of a staging place, or one to which the expression `ours` leads: what is
+    kept there of other targets would be taken for rows of this one.
+    """
+    if found := re.match(f"{STAGED}|{ours}", name, re.IGNORECASE | re.DOTALL):
+        raise BadJob(
+            f"{place.shown}: {found[0]!r} is what deliveries call something of their own there: give another name"
+        )
 
 
 def refuse_gone(load: Load, staged: Iterable[int], shown: str) -> None:

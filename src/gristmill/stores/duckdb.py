@@ -34,8 +34,9 @@ from gristmill.stores.contract import (
     StoreUnavailable,
 )
 from gristmill.stores.gate import Gate
+from gristmill.stores.keys import retold, uuid_text
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
-from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, ROWS, Nothing, Session, Tables, created, folded, latest, moved, named, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
@@ -62,6 +63,7 @@ _SIMPLE = {
     pa.time64("ns"): "TIME_NS",
     pa.null(): "INTEGER",
 }
+_STRANGE = ("INTERVAL", "BIT", "BIGNUM", "TIME WITH TIME ZONE")  # types whose values Arrow does not have as they are
 _STAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
 # Types of columns that hold the values of others, as SQL: by the type that they would have.
 _WIDER: Mapping[str, tuple[str, ...]] = {
@@ -106,8 +108,7 @@ _: type[StoreKind] = DuckDB  # for mypy
 
 
 def _named(place: Place) -> None:
-    if not all(place.name.split(".")) or place.name.count(".") > 1:
-        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    named(place)
     if "?" in place.path:
         raise BadJob(f"{place.shown}: {place.path} has a ? in it, with which DuckDB loses its log: give another path")
 
@@ -244,11 +245,11 @@ class Transaction:
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         grouped = pa.RecordBatchReader.from_batches(schema, regrouped(batches, ROW_GROUP, GROUP_BYTES))
-        self._connection.register("gristmill_rows", grouped)
+        self._connection.register(ROWS, grouped)
         try:
-            done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM gristmill_rows").fetchall()
+            done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {ROWS}").fetchall()
         finally:
-            self._connection.unregister("gristmill_rows")
+            self._connection.unregister(ROWS)
         return int(done[0][0])
 
     def columns(self, table: str) -> dict[str, str]:
@@ -366,8 +367,16 @@ class FileReader:
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         with self._table_there() as (connection, table, mark):
-            types = {f.name: f.type for f in connection.table(table).limit(0).to_arrow_table().schema}
+            rows = connection.table(table)
+            types = {f.name: f.type for f in rows.limit(0).to_arrow_table().schema}
             wanted = keyed(self._place.shown, self._key or (mark.key if mark else ()), types)
+            declared = dict(zip(rows.columns, map(str, rows.types), strict=True))
+            if strange := next((n for n in wanted if declared[n] in _STRANGE), None):
+                raise BadJob(
+                    f"{self._place.shown}: column {strange!r} is {declared[strange]}: rows are not found by such values"
+                )
+            if own := [n for n in wanted if declared[n] == "UUID"]:
+                keys = retold(keys, list(wanted), dict.fromkeys(own, uuid_text))
             asked_for = asked(keys, wanted, self._place.shown, mark)
             connection.register("asked", asked_for)
             same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
@@ -385,12 +394,7 @@ class FileReader:
         return dataclasses.replace(near, mark=mark)
 
     def _mark(self, transaction: Transaction, schema: str) -> Mark | None:
-        marks = f"{quoted(schema)}.{quoted(MARKS)}"
-        if not transaction.columns(marks):
-            return None
-        rows = transaction.run(f"SELECT body FROM {marks} WHERE target = ?", folded(self._table))
-        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
-        return max(found, key=lambda m: m.at, default=None)
+        return latest(transaction, f"{quoted(schema)}.{quoted(MARKS)}", folded(self._table), self._place.shown)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -59,6 +59,42 @@ def exact(
     return made
 
 
+def retold(keys: Sequence[Key], names: Sequence[str], made: Mapping[str, Callable[[Any], Any]]) -> list[Key]:
+    """Keys with the values of some columns made others, which a database reads: of types that Arrow does not have."""
+
+    def told(key: Key) -> Key:
+        if isinstance(key, Mapping):
+            return {name: made[name](value) if name in made else value for name, value in key.items()}
+        if len(key) != len(names):
+            return key  # which is none: `exact` says so
+        return tuple(made[name](value) if name in made else value for name, value in zip(names, key, strict=True))
+
+    return [told(key) for key in keys]
+
+
+def number_text(value: Any) -> Any:
+    """A number, or the text of one, with all its digits; None for one that no row can have."""
+    if isinstance(value, (np.integer, np.floating)):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float, Decimal, str)):
+        return value
+    try:
+        number = Decimal(value)
+    except InvalidOperation:
+        return value  # the database says that it is no number
+    return format(number, "f") if number.is_finite() else None
+
+
+def uuid_text(value: Any) -> Any:
+    """A UUID, or a text of one, as databases write it."""
+    if isinstance(value, str):
+        try:
+            value = uuid.UUID(value)
+        except ValueError:
+            return value  # the database says that it is none
+    return str(value) if isinstance(value, uuid.UUID) else value
+
+
 def _in_order(key: Key, names: list[str], shown: str) -> tuple[Any, ...]:
     if isinstance(key, Mapping):
         if key.keys() == set(names):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packe
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
 LONGEST = 511  # bytes of a key, as LMDB is built
+PATIENCE, WAIT = (
+    5.0,
+    0.002,
+)  # seconds for a file to be closed that nobody in this process has any more, and between looks
 COMMITTED = 65_536  # rows a transaction
 SORT_MEMORY = "256MB"  # for sorting rows by key; more are sorted on disk
 _RUN = pa.schema([("k", pa.binary()), ("v", pa.binary())])
@@ -155,20 +160,32 @@ _opening = threading.Lock()
 
 def opened(place: Place) -> Any:
     """The published file, open for reading; None if there is none. All in a process share it."""
-    lmdb = _package(place)
+    lmdb, until = _package(place), time.monotonic() + PATIENCE
     with _opening:
-        try:
-            about = os.stat(place.path)
-        except FileNotFoundError:
-            return None
-        found = _open.get((about.st_dev, about.st_ino))
-        if found is None:
+        while (inode := _inode(place)) is not None:
+            if (found := _open.get(inode)) is not None:
+                return found
             try:  # no lock: a file that has this name is never changed
-                found = lmdb.open(place.path, subdir=False, readonly=True, lock=False, max_readers=1)
+                made = lmdb.open(place.path, subdir=False, readonly=True, lock=False, max_readers=1)
             except lmdb.Error as e:
-                raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
-            _open[about.st_dev, about.st_ino] = found
-        return found
+                if "already open" not in str(e) or time.monotonic() > until:
+                    raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
+                time.sleep(WAIT)  # a thread has let go of it, and it is not closed yet
+                continue
+            if inode == _inode(place):
+                _open[inode] = made
+                return made
+            made.close()  # another one has got the name meanwhile, and which of them this is nobody tells
+    return None
+
+
+def _inode(place: Place) -> tuple[int, int] | None:
+    """Which file has the name; None if there is none."""
+    try:
+        about = os.stat(place.path)
+    except FileNotFoundError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _marks_in(environment: Any, place: Place) -> list[Mark]:
@@ -200,12 +217,10 @@ class FileReader:
 
     def _now(self) -> Open:
         """The published file."""
-        found = self._open
-        try:
-            about = os.stat(self._place.path)
-        except FileNotFoundError:
-            raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first") from None
-        if found is None or found.inode != (about.st_dev, about.st_ino):
+        found, inode = self._open, _inode(self._place)
+        if inode is None:
+            raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
+        if found is None or found.inode != inode:
             environment = opened(self._place)
             if environment is None:
                 return self._now()
@@ -216,7 +231,6 @@ class FileReader:
                 )
             schema = decode_schema(mark.schema)
             columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
-            inode = about.st_dev, about.st_ino
             found = self._open = Open(inode, environment, mark, columns, unpacking(schema))
         return found
 

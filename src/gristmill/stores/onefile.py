@@ -18,7 +18,7 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone
 from gristmill.stores.gate import Gate
-from gristmill.stores.packing import check_beside, slices
+from gristmill.stores.packing import check_beside, slices, told
 
 WRITERS = 2  # parts that are staged at once
 PATIENCE = 20.0  # seconds to wait for another deliverer's last step
@@ -139,7 +139,7 @@ class OneFile:
         there = self._form.published()[0]
         check_beside(load, there, self._place.shown)
         others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
-        marks = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)]).encode()
+        marks = json.dumps([json.loads(mark.dump()) for mark in (told(load, there), *others)]).encode()
         rows = self._form.build(made, load, list(self._runs(load).values()), marks)
         if load.whole and rows != load.mark.rows:
             raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")

@@ -8,6 +8,7 @@ Lines; a map is a list of pairs. `unpacking` gives back what was packed, by the 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.casts import entries, is_list
 from gristmill.arrow.schemas import is_string, plain, unwritable
-from gristmill.commit.generation import decode_schema
+from gristmill.commit.generation import decode_schema, encode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
@@ -94,6 +95,18 @@ def alike(there: pa.DataType, own: pa.DataType) -> bool:
         if same(there) and same(own):
             return True
     return bool(there == own or t.is_null(own) or t.is_null(there))
+
+
+def told(load: Load, there: Iterable[Mark]) -> Mark:
+    """The load's mark, beside those of rows that stay: a column of nulls alone has the type that it has in them, by
+    which their values are read.
+    """
+    schema, known = decode_schema(load.mark.schema), [] if load.whole else [decode_schema(m.schema) for m in there]
+    for at, field in enumerate(schema):
+        kinds = (own.field(field.name).type for own in known if field.name in own.names)
+        if pa.types.is_null(field.type) and (kind := next((k for k in kinds if not pa.types.is_null(k)), None)):
+            schema = schema.set(at, field.with_type(kind))
+    return dataclasses.replace(load.mark, schema=encode_schema(schema))
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -17,7 +18,7 @@ import pyarrow as pa
 from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import plain, unwritable
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, BadSource
+from gristmill.errors import BadJob, BadKey, BadSource
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.stores import pgvector
@@ -35,11 +36,13 @@ from gristmill.stores.contract import (
     StoreKind,
     StoreUnavailable,
 )
-from gristmill.stores.lookup import as_delivered, asked, by_key, covering, keyed
+from gristmill.stores.keys import number_text, retold
+from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeated
 from gristmill.stores.pgcopy import copied
-from gristmill.stores.sql import MARKS, Session, Tables, created, moved, quoted
+from gristmill.stores.sql import MARKS, Session, Tables, created, latest, moved, named, quoted
 from gristmill.stores.vectors import metric_of, searched
 
+LONGEST = 63  # bytes of a name
 CONNECT = 10  # seconds to wait for a server
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
 _SIMPLE = {
@@ -93,8 +96,11 @@ _: type[StoreKind] = Postgres  # for mypy
 
 def _connected(place: Place) -> Any:
     psycopg = require("psycopg", "postgres", place.shown)
-    if not all(place.name.split(".")) or place.name.count(".") > 1:
-        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    named(place)
+    if any(len(name.encode()) > LONGEST for name in place.name.split(".")):
+        raise BadJob(
+            f"{place.shown}: Postgres has names of {LONGEST} bytes at most, and cuts others: give another name"
+        )
     try:
         options = {"connect_timeout": CONNECT, "application_name": "gristmill", **place.options}
         return psycopg.connect(place.uri, **options)
@@ -148,7 +154,12 @@ class Server:
         return self._table
 
     def kind(self, field: pa.Field) -> str:
-        return _kind(field.type, f"{self._place.shown}: column {field.name!r}", bool(self._vectors))
+        where = f"{self._place.shown}: column {field.name!r}"
+        if len(field.name.encode()) > LONGEST:
+            raise BadJob(
+                f"{where}: Postgres has names of {LONGEST} bytes at most, and cuts others: rename it in a step"
+            )
+        return _kind(field.type, where, bool(self._vectors))
 
     def holds(self, field: pa.Field, kind: str) -> bool:
         own = self.kind(field)
@@ -390,6 +401,10 @@ _PLAIN = {
 _HELD = {**_PLAIN, "time without time zone": pa.time64("us"), "interval": pa.duration("us")}
 
 
+_WHOLE = {"character": "bpchar", "bit": "bit varying"}  # types that are of length 1 where none is said
+_TEXTS = ("text", "character varying", "character", "citext", "name")
+
+
 @dataclass(frozen=True)
 class There:
     """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
@@ -407,7 +422,7 @@ class There:
         """The type by which keys of a column are read."""
         kind, column = self.kind(name), self.columns[name]
         if kind is None:
-            return _PLAIN.get(column, pa.string())
+            return pa.uuid() if column == "uuid" else _HELD.get(_base(column), pa.string())
         held = pa.decimal128(38, 0) if pa.types.is_integer(plain(kind)) and _base(column) == "numeric" else None
         held = _HELD.get(column, held)
         return kind if held is None else covering(kind, held)
@@ -456,6 +471,8 @@ class ServerReader:
                         return what(Transaction(self._connection))
                 except psycopg.errors.UndefinedTable:
                     raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
+                except psycopg.DataError as e:
+                    raise BadKey(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
                 except psycopg.Error as e:
                     self._drop()
                     if attempt or fresh or not isinstance(e, psycopg.OperationalError):  # else the server was restarted
@@ -475,20 +492,37 @@ class ServerReader:
         there, shown = self._there(session), self._place.shown
         kinds = {n: there.key_type(n) for n in there.columns}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
-        asked_for = asked(keys, wanted, shown)
+        if lists := [n for n in wanted if there.columns[n].endswith("[]")]:
+            raise BadJob(f"{shown}: column {lists[0]!r} is {there.columns[lists[0]]}: rows are not found by lists")
+        own = [n for n in wanted if there.kind(n) is None and _base(there.columns[n]) == "numeric"]
+        asked_for = asked(retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys, wanted, shown)
         if not keys:
             return there.mark, []
-        given = ", ".join(f"?::{_base(there.columns[n])}[]" for n in wanted)
-        same = " AND ".join(f"t.{quoted(n)} = a.k{i}" for i, n in enumerate(wanted))
-        heads = ", ".join(f"k{i}" for i in range(len(wanted)))
-        sql = f"SELECT {there.listed} FROM {there.table} AS t JOIN unnest({given}) AS a({heads}) ON {same}"
-        wants = list(zip(*(asked_for.column(n).to_pylist() for n in wanted), strict=True))
-        # No text here has a zero byte, and the server takes none.
-        once = [k for k in dict.fromkeys(wants) if not any(isinstance(v, str) and "\0" in v for v in k)]
-        if not once:
-            return there.mark, [None] * len(keys)
-        found = there.rows(session.run(sql, *map(list, zip(*once, strict=True))))
-        return there.mark, by_key(found, list(wanted), wants, shown)
+        wants = list(zip(*(_given(asked_for.column(n), kind) for n, kind in wanted.items()), strict=True))
+        # No text here has a zero byte, and the server takes none; nor has a row a null in its key.
+        once = [k for k in dict.fromkeys(wants) if not any(v is None or (isinstance(v, str) and "\0" in v) for v in k)]
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        if once:
+            said = session.run(self._query(there, list(wanted)), *map(list, zip(*once, strict=True)))
+            for (number, *_), row in zip(said, there.rows([row[1:] for row in said]), strict=True):
+                if (key := once[number - 1]) in rows:
+                    raise repeated(shown, list(wanted), key)
+                rows[key] = row
+        return there.mark, [rows.get(key) for key in wants]
+
+    @staticmethod
+    def _query(there: There, names: Sequence[str]) -> str:
+        """The rows of some keys, with the numbers of these: the server compares values, as it has types that Python has
+        not, and texts as they are, whatever collation their column has.
+        """
+        bases = [_base(there.columns[n]) for n in names]
+        given = ", ".join(f"?::{_WHOLE.get(base, base)}[]" for base in bases)
+        heads = ", ".join([*(f"k{i}" for i in range(len(names))), "n"])
+        same = [f"t.{quoted(n)} = a.k{i}" for i, n in enumerate(names)]
+        texts = [(f"t.{quoted(n)}", f"a.k{i}") for i, n in enumerate(names) if bases[i] in _TEXTS]
+        same += [f'{own}::text COLLATE "C" = {asked}::text COLLATE "C"' for own, asked in texts]
+        listed = f"unnest({given}) WITH ORDINALITY AS a({heads})"
+        return f"SELECT a.n, {there.listed} FROM {there.table} AS t JOIN {listed} ON {' AND '.join(same)}"
 
     def _nearest(self, session: Transaction, search: Search) -> Near:
         there, shown = self._there(session), self._place.shown
@@ -500,11 +534,7 @@ class ServerReader:
         return Near(there.mark, metric, rows, [[float(row[0]) for row in one] for one in found])
 
     def _mark(self, session: Transaction, marks: str, table: str) -> Mark | None:
-        if not session.columns(marks):
-            return None
-        rows = session.run(f"SELECT body FROM {marks} WHERE target = ?", table)
-        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
-        return max(found, key=lambda m: m.at, default=None)
+        return latest(session, marks, table, self._place.shown)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
@@ -517,7 +547,16 @@ class ServerReader:
 
 
 def _base(kind: str) -> str:
-    return kind.partition("(")[0]
+    """A column's type without its lengths: `timestamp(3) with time zone` is `timestamp with time zone`."""
+    return re.sub(r"\([^)]*\)", "", kind)
+
+
+def _given(values: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
+    """Values of a key column as the client takes them."""
+    found = values.to_pylist()
+    if isinstance(kind, pa.UuidType):
+        return [None if value is None else uuid.UUID(bytes=value) for value in found]
+    return list(found)
 
 
 def _read_as(kind: str) -> str:

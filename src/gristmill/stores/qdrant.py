@@ -2,6 +2,10 @@
 
 What a collection is, is in its own metadata: the parts that it has, the marks of its sinks, and, once another is about
 to take its place, that it is replaced. Points have ids by their keys, so that bringing a part twice is the same.
+
+Setting an alias asks for nothing, but renaming one fails if it is not there, and then what follows in the same request
+is not done (`update_aliases` in Qdrant's collection_meta_ops.rs). So the collection that is published has a second
+alias, its turn, which whoever sets the name to another one renames first: of two who do so one is too late.
 """
 
 from __future__ import annotations
@@ -44,10 +48,11 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
     refuse_gone,
+    refuse_ours,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
-from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys
+from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, searched
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
@@ -57,6 +62,8 @@ GRACE = 1.0  # seconds for which what is replaced stays, for searches that have 
 EXPANSION = 128  # candidates that a search looks at
 _METRICS: dict[Metric, str] = {"cosine": "Cosine", "l2": "Euclid", "ip": "Dot"}
 MERGED = "_m"  # how a collection's name ends that has rows of several sinks
+TURN = "_turn"  # how the second alias of what is published ends
+ATTEMPTS = 20  # deliveries of others that are quicker, one after the other, before it is given up
 _FORMAT = {"_gristmill": 1}  # in a collection's metadata: a server that is too old does not keep it
 T = TypeVar("T")
 
@@ -75,6 +82,7 @@ class Qdrant:
     def open(place: Place) -> Store:
         """The collections, over a connection that is made now."""
         store = Collections(place)
+        refuse_ours(place, place.name, r"gm_[0-9a-f]{10}_first_turn$")
         store.names()
         return store
 
@@ -126,7 +134,7 @@ class Client:
         except (ApiException, ResponseHandlingException) as e:
             raise StoreUnavailable(f"{self._place.shown}: cannot be reached: {self._place.words(e)}") from e
         except (ValueError, RuntimeError) as e:
-            if not self.remote and "not found" in str(e):
+            if not self.remote and ("not found" in str(e) or str(e).startswith("Alias ")):
                 raise Gone(self._place.shown) from e
             raise StoreUnavailable(f"{self._place.shown}: Qdrant says: {self._place.words(e)}") from e
 
@@ -165,9 +173,22 @@ class Gone(RunFailed):
     """A collection that is not there, or no longer."""
 
 
+def _aliases(client: Client) -> dict[str, str]:
+    """All aliases, and the collections that they are set to."""
+    return {found.alias_name: found.collection_name for found in client.call("get_aliases").aliases}
+
+
 def _target(client: Client, alias: str) -> str | None:
     """The collection that an alias is set to."""
-    return next((a.collection_name for a in client.call("get_aliases").aliases if a.alias_name == alias), None)
+    return _aliases(client).get(alias)
+
+
+def _published(client: Client, alias: str) -> tuple[str | None, Any]:
+    """The same, and how it is made: of one that was replaced and removed meanwhile, the next one."""
+    while (there := _target(client, alias)) is not None:
+        with contextlib.suppress(Gone):
+            return there, client.call("get_collection", there).config
+    return None, None
 
 
 def _about(client: Client, collection: str) -> dict[str, Any]:
@@ -213,10 +234,10 @@ class Collections:
                 f"{shown}: {load.target!r} is a collection, and the name has to be an alias, which is set to a new "
                 "collection by each delivery: give another name"
             )
-        there = None if load.whole else _target(self._client, load.target)
-        if there is not None:
-            check_beside(load, _marks(_about(self._client, there), shown), shown, texts=True)
-            found = self._client.call("get_collection", there).config.params.vectors
+        config = None if load.whole else _published(self._client, load.target)[1]
+        if config is not None:
+            check_beside(load, _marks(config.metadata or {}, shown), shown, texts=True)
+            found = config.params.vectors
             own = {name: (vector.size, vector.distance.value) for name, vector in found.items()}
             if own != {about.column: (about.width, _METRICS[about.metric])}:
                 told = ", ".join(f"{name}: {size} numbers, {distance}" for name, (size, distance) in own.items())
@@ -228,9 +249,12 @@ class Collections:
         return indexed(load, self._place.shown, ("hnsw",), ("metric", "connectivity", "expansion_add"))
 
     def live(self, sink: str) -> Mark | None:
-        there = _target(self._client, self._place.name)
-        found = [] if there is None else _marks(_about(self._client, there), self._place.shown)
-        return next((mark for mark in found if mark.sink == sink), None)
+        return next((mark for mark in self._live()[1] if mark.sink == sink), None)
+
+    def _live(self) -> tuple[str | None, list[Mark]]:
+        """The collection that is published, and its marks."""
+        there, config = _published(self._client, self._place.name)
+        return there, [] if there is None else _marks(config.metadata or {}, self._place.shown)
 
     # ------------------------------------------------ staging
 
@@ -321,26 +345,66 @@ class Collections:
     # ------------------------------------------------ the atomic step
 
     def publish(self, load: Load) -> None:
-        before = _target(self._client, load.target)
-        there = [] if before is None else _marks(_about(self._client, before), self._place.shown)
+        for _ in range(ATTEMPTS):
+            with contextlib.suppress(Gone):  # what was published is replaced, and removed: there is another
+                if self._is_published(load):
+                    return
+        raise StoreUnavailable(
+            f"{self._place.shown}: others have delivered there {ATTEMPTS} times while this was to be: run again"
+        )
+
+    def _is_published(self, load: Load) -> bool:
+        """Whether it is now: False, and nothing has happened, if another one was quicker."""
+        before, there = self._live()
         found = next((mark for mark in there if mark.sink == load.mark.sink), None)
         if is_there(found, load.mark, self._place.shown):
-            return
+            return True
         refuse_gone(load, self.staged(load).values(), self._place.shown)
         staged = self._begin(load)[0]
+        turn = self._turn(load, before, staged)
+        if turn is None:
+            return False
         at = staged if load.whole or before is None else self._merged(load, staged, before)
         others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
-        said = json.dumps([json.loads(mark.dump()) for mark in (load.mark, *others)])
+        said = json.dumps([json.loads(mark.dump()) for mark in (told(load, there), *others)])
         self._client.call("update_collection", at, metadata={"marks": said})
         self._indexed(at)
         if before is not None:
             self._client.call("update_collection", before, metadata={"replaced": at})
-        self._client.call("update_collection_aliases", _switch(load.target, at, before))
+        if done := self._switched(load, turn, at):
+            return done
+        if at != staged:
+            self._client.call("delete_collection", at)
+        return False
+
+    def _turn(self, load: Load, before: str | None, staged: str) -> str | None:
+        """The alias that is renamed by who takes the place of a collection; None if that is not published any more.
+        What an earlier version published has none yet, and the first result of all takes the place of none.
+        """
+        digest = hashlib.sha256(load.target.encode()).hexdigest()[:10]
+        turn = f"gm_{digest}_first{TURN}" if before is None else f"{before}{TURN}"
+        if turn not in _aliases(self._client):
+            self._client.call("update_collection_aliases", _set(turn, before or staged))
+        if _target(self._client, load.target) == before:
+            return turn
+        self._client.call("update_collection_aliases", _set(turn, before or staged)[:1])
+        return None
+
+    def _switched(self, load: Load, turn: str, at: str) -> bool:
+        """The step. False if another one has taken its turn."""
+        from qdrant_client import models
+
+        taken = models.RenameAlias(old_alias_name=turn, new_alias_name=f"{at}{TURN}")
+        asked = [models.RenameAliasOperation(rename_alias=taken), *_set(f"{at}{TURN}", at), *_set(load.target, at)]
+        try:
+            self._client.call("update_collection_aliases", asked)
+        except Gone:
+            return False
+        return True
 
     def _merged(self, load: Load, staged: str, before: str) -> str:
         """The published points and the staged ones together, in a collection of their own."""
-        name = f"{staged}{MERGED}"
-        self._client.call("delete_collection", name)  # of an attempt over other points
+        name = f"{staged}_{secrets.token_hex(4)}{MERGED}"
         self._create(load, name)
         for source in (before, staged):
             for points in self._points(source):
@@ -365,9 +429,8 @@ class Collections:
             time.sleep(0.2)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
-        live = _target(self._client, load.target)
         for name in self.names():
-            if name == live or not name.startswith("gm_"):
+            if not name.startswith("gm_") or name == _target(self._client, load.target):
                 continue
             try:
                 about = _about(self._client, name)
@@ -392,13 +455,11 @@ def _texts(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _switch(alias: str, to: str, before: str | None) -> list[Any]:
-    """What sets an alias to another collection, in one step."""
+def _set(alias: str, to: str) -> list[Any]:
+    """What sets an alias to a collection."""
     from qdrant_client import models
 
     made = models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=to, alias_name=alias))
-    if before is None:
-        return [made]
     return [models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)), made]
 
 

@@ -27,6 +27,7 @@ from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.extras import require
 from gristmill.stores.contract import (
+    STAGED,
     Key,
     Load,
     Mark,
@@ -39,6 +40,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     is_there,
     refuse_gone,
+    refuse_ours,
 )
 from gristmill.stores.lookup import keyed
 from gristmill.stores.packing import (
@@ -50,6 +52,7 @@ from gristmill.stores.packing import (
     key_bytes,
     packed_keys,
     packed_rows,
+    told,
     unpacking,
 )
 
@@ -99,6 +102,7 @@ class Redis:
     @staticmethod
     def open(place: Place) -> Store:
         """The rows under a prefix, on a server that answers."""
+        refuse_ours(place, place.name, f".*:(stages$|{STAGED})")
         return Server(place, _client(place))
 
     @staticmethod
@@ -144,7 +148,12 @@ class Server:
     def check(self, load: Load) -> None:
         check_packed(load.schema, load.key, self._place.shown)
         with _said(self._place):
-            marks = self._client.hget(self._prefix, "marks")
+            marks, at = self._client.hmget(self._prefix, "marks", "at")
+            if (marks is None or at is None) and self._client.exists(self._prefix):
+                raise BadJob(
+                    f"{self._place.shown}: is a key that gristmill did not write, and deliveries would write into it: "
+                    "give another prefix"
+                )
         check_beside(load, _marks(marks, self._place), self._place.shown)
 
     def live(self, sink: str) -> Mark | None:
@@ -254,7 +263,7 @@ class Server:
                 if not (load.whole or before is None):
                     at, buckets = self._merged(place, before.decode(), int(of), buckets)
                 others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
-                said = json.dumps([json.loads(m.dump()) for m in (load.mark, *others)])
+                said = json.dumps([json.loads(m.dump()) for m in (told(load, there), *others)])
                 keys = [self._prefix, f"{self._prefix}:stages"]
                 if self._client.eval(_SWITCH, 2, *keys, before or "", at, buckets, said, place):
                     return

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
-from gristmill.stores.packing import alike
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, refuse_ours, same_but_for_capitals
+from gristmill.stores.packing import alike, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MARKS, PARTS = "gristmill_marks", "gristmill_parts"
+MARKS, PARTS, ROWS = "gristmill_marks", "gristmill_parts", "gristmill_rows"  # the last is a view, while rows are loaded
 _OURS = {
     MARKS: "(target TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (target, sink))",
     PARTS: "(stage TEXT NOT NULL, part TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (stage, part))",
@@ -131,6 +132,13 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def named(place: Place) -> None:
+    """Raises BadJob for an address that names no table, or one of ours."""
+    if not all(place.name.split(".")) or place.name.count(".") > 1:
+        raise BadJob(f"{place.shown}: name a table: {place.shown.partition('#')[0]}#scores (or #schema.scores)")
+    refuse_ours(place, place.name.rpartition(".")[2], f"({MARKS}|{PARTS}|{ROWS})$")
+
+
 def folded(name: str) -> str:
     """A name as databases compare it that do not tell capitals of ASCII from small letters."""
     return name.encode().lower().decode()
@@ -157,8 +165,8 @@ class Tables:
         marks, there = self._db.table(MARKS), session.columns(self._db.target())
         if load.whole or not there or not session.columns(marks):
             return
-        for (body,) in session.run(f"SELECT body FROM {marks} WHERE target = ?", self._db.marked()):
-            known = decode_schema(Mark.load(body.encode(), self._place.shown).schema)
+        for mark in _marks(session, marks, self._db.marked(), self._place.shown):
+            known = decode_schema(mark.schema)
             for field in load.schema:
                 if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
                     continue
@@ -299,11 +307,13 @@ class Tables:
 
     def _note(self, session: Session, load: Load) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
+        known = _marks(session, marks, target, self._place.shown)
+        mark = replace(told(load, known), turn=1 + max((m.turn for m in known), default=0))
         if load.whole:
             session.run(f"DELETE FROM {marks} WHERE target = ?", target)
         else:
             session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
-        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, load.mark.sink, load.mark.dump().decode())
+        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, mark.sink, mark.dump().decode())
         session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
@@ -320,6 +330,18 @@ class Tables:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _marks(session: Session, table: str, target: str, shown: str) -> list[Mark]:
+    """The marks of all sinks whose rows are in the target."""
+    rows = session.run(f"SELECT body FROM {table} WHERE target = ?", target)
+    return [Mark.load(row[0].encode(), shown) for row in rows]
+
+
+def latest(session: Session, table: str, target: str, shown: str) -> Mark | None:
+    """The mark of what was delivered last to the target, in the `table` of marks; None if there is none."""
+    found = _marks(session, table, target, shown) if session.columns(table) else []
+    return max(found, key=lambda mark: (mark.turn, mark.at), default=None)
 
 
 def _defined(columns: Mapping[str, str]) -> str:

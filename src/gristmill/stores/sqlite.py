@@ -35,9 +35,11 @@ from gristmill.stores.contract import (
     Store,
     StoreKind,
     StoreUnavailable,
+    refuse_ours,
 )
+from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
-from gristmill.stores.sql import MARKS, Nothing, Session, Tables, created, folded, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Nothing, Session, Tables, created, folded, latest, moved, quoted
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
@@ -79,6 +81,7 @@ _: type[StoreKind] = SQLite  # for mypy
 def _named(place: Place) -> None:
     if not place.name:
         raise BadJob(f"{place.shown}: name a table: {place.shown}#scores")
+    refuse_ours(place, place.name, f"({MARKS}|{PARTS})$")
 
 
 class File:
@@ -461,6 +464,8 @@ class FileReader:
         declared = transaction.columns(there.table)
         shown, kinds = self._place.shown, {n: there.key_type(n, declared[n]) for n in there.names}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
+        own = [n for n in wanted if there.kind(n) is None and _affinity(declared[n]) == "NUMERIC"]
+        keys = retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys
         asked_for = asked(keys, wanted, shown, texts=there.floats)
         columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
         # By an index of the columns' collations, and as they are.
@@ -473,11 +478,7 @@ class FileReader:
         return [next(found) if rows else None for rows in each]
 
     def _mark(self, transaction: Transaction) -> Mark | None:
-        if not transaction.columns(quoted(MARKS)):
-            return None
-        rows = transaction.run(f"SELECT body FROM {quoted(MARKS)} WHERE target = ?", folded(self._place.name))
-        found = [Mark.load(row[0].encode(), self._place.shown) for row in rows]
-        return max(found, key=lambda m: m.at, default=None)
+        return latest(transaction, quoted(MARKS), folded(self._place.name), self._place.shown)
 
     def close(self) -> None:
         while self._all:

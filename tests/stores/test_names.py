@@ -1,0 +1,77 @@
+"""Names that users give never meet those that a store's file gives to its own tables, keys and collections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import shops
+from shops import Shop
+from test_every_store import UNIT
+
+import gristmill as gm
+
+# Names of ours, by the kind of store: of what is published (`scores` is), of what is staged, and of notes.
+OURS = {
+    "duckdb": ["gristmill_marks", "Gristmill_Parts", "gristmill_rows", "gm_0123456789_g0001_ab"],
+    "sqlite": ["gristmill_marks", "Gristmill_Parts", "gm_0123456789_g0001_ab"],
+    "postgresql": ["gristmill_marks", "gristmill_parts", "gm_0123456789_g0001_ab", "x" * 64],
+    "redis": ["scores:stages", "scores:gm_0123456789_g0001_ab.12345678:r", "scores:gm_0123456789_g0001_ab.1:parts"],
+    "qdrant": ["gm_0123456789_g0001_ab_turn", "gm_0123456789_first_turn"],
+    "cassandra": ["scores_live", "scores_Places", "scores_parts"],
+}
+
+
+def _same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def _job(folder: Path, address: str) -> gm.Job:
+    rows = pa.table({"id": [0, 1], "v": pa.array(UNIT[:2].tolist(), pa.list_(pa.float32(), 4))})
+    model = gm.model(_same, batch_format="arrow")
+    return gm.Job(rows, model, gm.sink(str(folder / "out")), workers=0, deliver=[gm.to(address, key="id")])
+
+
+@pytest.fixture(params=OURS, scope="module")
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """A store, empty."""
+    server = shops.SERVERS.get(request.param)
+    at = request.getfixturevalue(server) if server else ""
+    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
+
+
+def test_names_that_are_ours_are_refused(shop: Shop, tmp_path: Path) -> None:
+    """Before anything is scored, and what is there by the names stays."""
+    _job(tmp_path / "first", shop.address("scores")).run()
+    seen = shop.seen("scores")
+    for name in OURS[shop.name]:
+        with pytest.raises(gm.BadJob, match="give another name"):
+            _job(tmp_path / "other", shop.address(name)).run()
+        assert not list((tmp_path / "other").glob("out/*.parquet"))
+    assert shop.seen("scores") == seen
+
+
+def test_a_key_of_redis_that_others_have(redis_server: str, tmp_path: Path) -> None:
+    """A hash that gristmill did not write keeps its fields; and so does what is no hash."""
+    import redis
+
+    with shops.redis(redis_server, tmp_path), redis.Redis.from_url(f"{redis_server}/3") as db:
+        db.hset("profile", "name", "Ada")
+        db.set("word", "Ada")
+        for name in ("profile", "word"):
+            with pytest.raises(gm.BadJob, match=r"is a key that gristmill did not write|WRONGTYPE"):
+                _job(tmp_path / name, f"{redis_server}/3#{name}").run()
+        assert db.hgetall("profile") == {b"name": b"Ada"} and db.get("word") == b"Ada"
+
+
+def test_columns_that_postgres_would_cut(postgres: str, tmp_path: Path) -> None:
+    """It has names of 63 bytes: a longer one is told before anything is scored."""
+    with shops.postgres(postgres, tmp_path) as shop:
+        rows = pa.table({"id": [0, 1], "é" * 32: ["a", "b"]})
+        model, to = gm.model(_same, batch_format="arrow"), gm.to(shop.address("scores"), key="id")
+        with pytest.raises(gm.BadJob, match="Postgres has names of 63 bytes at most"):
+            gm.Job(rows, model, gm.sink(str(tmp_path / "out")), workers=0, deliver=[to]).run()
+        assert shop.seen("scores") is None
