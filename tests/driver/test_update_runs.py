@@ -360,3 +360,18 @@ def test_stores_get_the_difference(tmp_path: Path, asked: Asked, store: str) -> 
     assert [d.rows for d in fourth.deliveries] == [99]
     with gm.lookup(uri) as there:
         assert there.get(300) is None and there.get(50)["shout"] == "50"
+
+
+def test_gates_compare_all_rows(tmp_path: Path, asked: Asked) -> None:
+    """What is compared with the result before is of kept rows and scored ones, also of columns that are not written."""
+    put(tmp_path / "in", "a", range(400), lambda i: "ab"[i % 2])
+    gates = {"drift": {"text": {"psi": 0.05}, "shout": {"psi": 0.05}}, "min_ok": 0.9}
+    job(tmp_path, BY_ID, gates=gates).run()
+    put(tmp_path / "in", "a", range(400), lambda i: "c" if i == 7 else "ab"[i % 2])
+    report = job(tmp_path, BY_ID, gates=gates).run()
+    assert report.updated == {"kept": 399, "scored": 1, "gone": 0}
+    assert {d.column for d in report.drift} == {"text", "shout"} and all(d.verdict == "held" for d in report.drift)
+    put(tmp_path / "in", "a", range(400), lambda i: "c" if i < 200 else "ab"[i % 2])
+    with pytest.raises(GateFailed, match="text"):
+        job(tmp_path, BY_ID, gates=gates).run()
+    assert len(rows(tmp_path)) == 400
