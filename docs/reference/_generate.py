@@ -133,6 +133,7 @@ SECTIONS = {  # headings of the sections of a job file, in its order
     "steps": "Steps",
     "model": "Models",
     "sink": "Sink",
+    "update": "Update",
     "gates": "Gates",
     "running": "Running",
     "engine": "Engine",

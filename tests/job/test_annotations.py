@@ -42,7 +42,7 @@ SOURCE = Path(gm.__file__).parent
 
 def every() -> Iterator[tuple[type[Any], Option]]:
     """Each option that there is, with its class."""
-    for cls in (*CLASSES, delivery.Delivery, *ENGINES, *BATCHING.values()):
+    for cls in (*CLASSES, delivery.Delivery, options.Update, *ENGINES, *BATCHING.values()):
         for option in options_of(cls).values():
             if (cls, option.name) not in NO_OPTIONS:
                 yield cls, option
@@ -160,6 +160,7 @@ WIDER = {  # what Python takes in more forms than the job has it in
     "running": options.Running | Mapping[str, Any] | None,
     "engine": str | options.EngineSpec | None,
     "audit": Any,
+    "update": bool | options.Update | Mapping[str, Any] | None,
     "deliver": Any,  # addresses, mappings, or gm.to(…), one or several
     "messages": str | Callable[[dict[str, Any]], Any] | None,
     "examples": str | Sequence[Mapping[str, Any]] | None,
@@ -171,7 +172,7 @@ def test_checkers_are_told_the_types_of_the_options() -> None:
     """The keywords of public functions, which type checkers must find written out, are the options with their types."""
     names = {
         "Names": Sequence[str] | str, "Auto": options.Auto, "EngineSpec": options.EngineSpec, "Gates": options.Gates,
-        "Running": options.Running, "Observer": Observer,
+        "Running": options.Running, "Observer": Observer, "Update": options.Update,
     }  # fmt: skip
     text = {**options_of(specs.TextClassifier), **options_of(specs.TextEmbedder)}
     for kind, classes in (

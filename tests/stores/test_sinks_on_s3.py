@@ -626,3 +626,37 @@ def test_batches_are_noted_in_the_store(server: S3Server, rows: str) -> None:
         told = provider.told()
     assert len(told["batches"]) == 2 and set(told["computed"].values()) == {1}
     assert sum(told["computed"].values()) == ROWS - 1
+
+
+@pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}], ids=["parquet", "jsonl", "merge"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_updates(server: S3Server, tmp_path: Path, how: dict[str, Any], workers: int) -> None:
+    """What changed is scored, all else keeps its answers: of parts that are taken over, and of rows in other places."""
+    name = f"updates{''.join(how)}{workers}"
+    asked = tmp_path / "asked"
+
+    def counting(batch: dict[str, Any]) -> dict[str, Any]:
+        with asked.open("a") as out:
+            out.write("x" * len(batch["x"]))
+        return {"twice": batch["x"] * 2}
+
+    def run() -> Any:
+        asked.unlink(missing_ok=True)
+        target = gm.sink(f"s3://box/{name}", keep=["id"], storage=server.storage(), **how)
+        model = gm.model(counting, takes={"x": "int64"})
+        update = {"key": ["id"]}
+        return gm.Job(str(tmp_path / "in"), model, target, shard_rows=100, workers=workers, update=update).run()
+
+    (tmp_path / "in").mkdir()
+    for n in range(3):
+        ids = np.arange(n * 100, n * 100 + 100)
+        pq.write_table(pa.table({"id": ids, "x": ids}), tmp_path / "in" / f"{n}.parquet")
+    run()
+    ids = np.arange(199, 99, -1)
+    pq.write_table(pa.table({"id": ids, "x": np.where(ids == 150, -1, ids)}), tmp_path / "in" / "1.parquet")
+    report = run()
+    assert report.updated == {"kept": 299, "scored": 1, "gone": 0} and asked.read_text() == "x"
+    assert gm.verify(report.sink, storage=server.storage()).ok
+    read = report.read().to_table().to_pylist()
+    want = [*range(100), *range(199, 99, -1), *range(200, 300)]
+    assert read == [{"id": i, "twice": -2 if i == 150 else 2 * i} for i in want]

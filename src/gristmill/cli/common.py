@@ -126,6 +126,9 @@ def verbs(command: F) -> F:
             option("--deliver", "deliver", multiple=True, metavar="URI", group="Output",
                     help="Also bring the published result to this store, for example duckdb:///FILE#table?…; repeated"),
             option("--append", is_flag=True, group="How it runs", usual=True, help="Score only the files that are new"),
+            option("--update", is_flag=True, group="How it runs",
+                    help="Score only rows that are new or changed since the last run, by --key, or by their place in "
+                    "their file; the others keep their answers"),
             option("--accept", is_flag=True, group="How it runs",
                     help="Publish although a gate did not hold, once you have looked"),
         ],

@@ -30,6 +30,12 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
         raise BadJob(
             "--restart and --append: the first scores all rows again, the second only new files; give one of them"
         )
+    if given["append"] and spec.update is not None:
+        what = "--update" if given["update"] else "the job's update"
+        raise BadJob(
+            f"--append and {what}: an update scores new files, and what changed in the others besides: leave out "
+            "--append"
+        )
     verbs = {name: given[name] for name in ("restart", "append", "accept")}
     if given["preview"] is not None and (said := [f"--{name}" for name, value in verbs.items() if value]):
         raise BadJob(

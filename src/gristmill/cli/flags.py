@@ -19,7 +19,7 @@ from gristmill.job.annotations import Help, Option, options_of
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.namelists import split
-from gristmill.job.options import EngineSpec, Gates, Running
+from gristmill.job.options import EngineSpec, Gates, Running, Update
 from gristmill.job.specs import MODELS, Call
 from gristmill.jobfile.literals import literal
 from gristmill.jobfile.overlay import Change
@@ -217,7 +217,7 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
     out = []
     for flag in flags:
         value = given.get(flag.key)
-        if value is None or value == ():
+        if value is None or value == () or (flag.key == _KEY and _for_update(given)):
             continue
         if any(get_origin(part) is tuple and get_args(part)[1:] == (...,) for part in flag.option.types):
             value = listed(value)
@@ -233,8 +233,19 @@ def changes(flags: Sequence[Flag], given: Mapping[str, Any]) -> list[Change]:
     return out
 
 
+_KEY, _ROW_ID = "at_sink__key", "at_sink__row_id"
+
+
+def _for_update(given: Mapping[str, Any]) -> bool:
+    """Whether --key is what --update matches rows by, and not (also) what row ids are made of."""
+    return bool(given.get("update")) and not given.get(_ROW_ID)
+
+
 def delivered_to(spec: JobSpec, given: Mapping[str, Any]) -> JobSpec:
-    """The job with the stores of --deliver besides its own. Raises BadJob."""
+    """The job with the stores of --deliver besides its own, and with --update. Raises BadJob."""
+    if given.get("update"):
+        key = listed(given.get(_KEY) or ())
+        spec = replace(spec, update=Update(key) if key else spec.update or Update())
     some = given.get("deliver")
     return replace(spec, deliver=(*spec.deliver, *map(Delivery, some))) if some else spec
 

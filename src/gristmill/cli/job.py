@@ -23,6 +23,7 @@ RUN = """
 gristmill run job.yaml
 gristmill run job.yaml --var ds=2026-01-01 --profile prod
 gristmill run pipeline.py:reviews --limit 1000 --preview 5
+gristmill run job.yaml --update --key user_id
 gristmill run job.yaml --set running.batch_rows=256 --workers 2
 """
 

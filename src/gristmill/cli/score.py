@@ -54,6 +54,7 @@ gristmill embed 'reviews/*.parquet' emb/ --text text --model models/minilm
 gristmill embed docs.jsonl.gz emb/ --text body --model models/minilm --keep id --where "lang = 'en'"
 gristmill embed reviews/ emb/ --text text --model models/minilm --preview 5
 gristmill embed reviews/ emb/ --text text --model text-embedding-3-small --base-url https://api.openai.com/v1
+gristmill embed users.parquet emb/ --text bio --model models/minilm --keep user_id --update --key user_id
 gristmill embed reviews/ emb/ --text text --model models/minilm --save job.yaml
 """
 

@@ -192,6 +192,7 @@ _RUNS = {
     "append": "a run with --append",
     "restart": "a run with --restart",
     "retry-dead": "a retry-dead",
+    "update": "an update",
     "new": "a run",
 }
 

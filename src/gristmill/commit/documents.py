@@ -19,7 +19,7 @@ from gristmill.profiles.profile import Profile
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import Role
 
-Verb = Literal["new", "restart", "append", "retry-dead"]
+Verb = Literal["new", "restart", "append", "retry-dead", "update"]
 Seen = tuple[int, str, str]  # size, stamp, touched
 
 
@@ -114,9 +114,23 @@ class TableRecord:
     sha256: str
 
 
+@dataclass(frozen=True)
+class Matched:
+    """How an update tells rows: the columns of its key (none: by their place), and those whose values an answer rests
+    on, with types, as `hashing.kinds_of` says them.
+    """
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    kinds: tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanDocument(Described, what="plan"):
-    """`plan.json`. `only` names the file with the rows of a retry; `tables` are "files" and "shards"."""
+    """`plan.json`. `only` names the file with the rows of a retry; `tables` are "files" and "shards". Of a job with
+    `update`: how rows are `matched`; the generation's own `kept` are the files by which answers of the result before
+    are found (keptindex.py), and `updates` the number of that publication.
+    """
 
     reads: Reads
     batch: BatchRecord
@@ -126,6 +140,9 @@ class PlanDocument(Described, what="plan"):
     created: str
     only: str | None = None
     tables: Mapping[str, TableRecord] = field(default_factory=dict)
+    matched: Matched | None = None
+    kept: Mapping[str, TableRecord] = field(default_factory=dict)
+    updates: int | None = None
 
 
 @dataclass(frozen=True)
@@ -169,8 +186,9 @@ class Sealed:
 class ResultRecord(Described):
     """What a published result says of itself, except for its files. `reduced_by` has the "name" of the function that
     made those of the role "reduced", and the digest of its "code"; nothing if there are none. `sink` is what stores
-    call its sink (`generation.sink_of`). `sealed` are the roots of its generations, and `root` that over these; None,
-    as earlier versions had none.
+    call its sink (`generation.sink_of`). `updated` has how many source rows were "kept", "scored" and, if that is
+    known, "gone", for an update. `sealed` are the roots of its generations, and `root` that over these; None, as
+    earlier versions had none.
     """
 
     generations: tuple[int, ...]
@@ -187,6 +205,7 @@ class ResultRecord(Described):
     skipped: tuple[str, ...]
     reduced_by: Mapping[str, str] = field(default_factory=dict)
     sink: str | None = None
+    updated: Mapping[str, int] = field(default_factory=dict)
     sealed: tuple[Sealed, ...] = ()
     root: str | None = None
 

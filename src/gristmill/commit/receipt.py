@@ -34,8 +34,9 @@ class Part:
 class Receipt(Document, what="receipt"):
     """A committed shard: its counts (Counts.values()), its files, who did it, figures for the report, and the digest of
     what it `read` of each of its pieces (io.content). One of a file that parts were joined to has no counts, and is
-    `of` those parts: their sha256 by the name that they would have been published under. `profile` is that of its rows
-    (None of one by an earlier version), `checksum` that of the receipt as it is stored.
+    `of` those parts: their sha256 by the name that they would have been published under. `fates` is the file that says
+    what became of each source row, and `answers` that of its answers, for a shard of a job with `update` (fates.py).
+    `profile` is that of its rows (None of one by an earlier version), `checksum` that of the receipt as it is stored.
     """
 
     shard: int
@@ -46,6 +47,8 @@ class Receipt(Document, what="receipt"):
     errors: Mapping[str, int] = field(default_factory=dict)
     read: tuple[str, ...] = ()
     of: Mapping[str, str] = field(default_factory=dict)
+    fates: Part | None = None
+    answers: Part | None = None
     profile: Profile | None = None
     version: int = field(default=0, metadata=NOT_STORED)
     checksum: str = field(default="", metadata=NOT_STORED, compare=False)

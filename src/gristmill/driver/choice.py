@@ -10,7 +10,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.publication import Publication
-from gristmill.driver import backends, budgets, pinning, selection, sourcecheck
+from gristmill.driver import backends, budgets, pinning, selection, sourcecheck, updating
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.opening import Opened
 from gristmill.driver.planning import Resolved
@@ -24,7 +24,7 @@ from gristmill.observe import units
 class Chosen(Opened):
     """The generation that a run works on, the source files that belong to it, and the publication that it adds to.
     `plan` is that of an earlier run which this one resumes; `later` are files left for the next run to append. `watch`
-    looks for files that the code itself writes.
+    looks for files that the code itself writes. `updates` is the publication whose answers an update may keep.
     """
 
     generation: Generation
@@ -33,6 +33,7 @@ class Chosen(Opened):
     later: tuple[str, ...]
     batch: BatchPlan
     watch: Watch
+    updates: Publication | None
 
     @property
     def retries(self) -> bool:
@@ -47,7 +48,7 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
     if choice.warning:
         at.log.note("warning", choice.warning)
     # Only for a result that stays live; the files of one that is being replaced may be gone.
-    kept = choice.generation is None or choice.base is not None
+    kept = choice.generation is None or choice.base is not None or choice.generation.kind == "update"
     if kept and (restored := publishing.put_back(at.root, at.files)):
         what = units.plural(len(restored), "published file had gone or was cut", "published files had gone or were cut")
         at.log.note("warning", f"{what}: restored, as their rows were still kept")
@@ -70,7 +71,7 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
     watch = Watch(r.fingerprint.looked, note_written)
     try:
         with watch:
-            r = _on_backend(at, r, generation, plan)
+            r = _on_backend(at, r, generation, plan, choice.updates)
             batch = budgets.chosen(r, None if plan is None else plan.about.batch)
             known = {**vars(at), "resolved": r}
             yield Chosen(
@@ -81,6 +82,7 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
                 later=choice.later,
                 batch=batch,
                 watch=watch,
+                updates=choice.updates,
             )
     finally:
         tell_written(at.log, watch)
@@ -90,14 +92,21 @@ def _choice(at: Opened) -> selection.Choice:
     here, v = (at.files, at.root, at.sink.uri, at.resolved), at.verbs
     if v.retry:
         return retrying.choose(*here, accept_code_change=v.accept_code_change, tell=at.log.tell)
+    if at.spec.update is not None and not v.restart:
+        return updating.choose(*here, append=at.appends, accept=v.accept, tell=at.log.tell)
     return selection.choose(*here, restart=v.restart, append=at.appends, accept=v.accept, tell=at.log.tell)
 
 
-def _on_backend(at: Opened, r: Resolved, generation: Generation, plan: Plan | None) -> Resolved:
-    """The job on the backend of the plan it resumes or of the generation it adds to; otherwise on one chosen now."""
+def _on_backend(
+    at: Opened, r: Resolved, generation: Generation, plan: Plan | None, updates: Publication | None
+) -> Resolved:
+    """The job on the backend of the plan it resumes or of the generation it adds to, or keeps answers of; otherwise on
+    one chosen now.
+    """
     if plan is None:
         claims = generations.generations(at.root, at.files)
-        plan = next((generations.read_plan(g) for g in claims if g.number == generation.base), None)
+        number = generation.base if updates is None else updates.generation
+        plan = next((generations.read_plan(g) for g in claims if g.number == number), None)
     if plan is not None:
         return backends.stored(r, plan.about.runs_on.backend)
     found = backends.settle(r)

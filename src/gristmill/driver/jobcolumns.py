@@ -154,6 +154,14 @@ def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source
     return BadSource(f"{what} names column {name!r}, which {whose} {', '.join(schema.names)}{hint}")
 
 
+def check_update(job: JobSpec, schema: pa.Schema) -> None:
+    """Raises BadSource if a column that an update matches rows by is not read of the source."""
+    there = schema if job.source.columns is None else pa.schema([schema.field(n) for n in job.source.columns])
+    for name in () if job.update is None else job.update.key:
+        if name not in there.names:
+            raise _no_column(name, there, "the update's key")
+
+
 def kept_columns(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] | None:
     """The columns carried over; None for all except the model's own. Raises BadJob for a name that clashes."""
     sink = job.sink
@@ -248,7 +256,8 @@ def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema
     from gristmill.sources.where import SqlWhere
 
     conditions = [SqlWhere(s.expression, schema).columns for s in job.steps if s.expression is not None]
-    return [*keep, *(info.columns or ()), *(job.sink.key if job.sink else ()), *(n for c in conditions for n in c)]
+    keys = (*(job.sink.key if job.sink else ()), *job.update_key)
+    return [*keep, *(info.columns or ()), *keys, *(n for c in conditions for n in c)]
 
 
 def differing(

@@ -258,6 +258,7 @@ def _described(
     jobcolumns.check_calls(job)
     if not blank:
         jobcolumns.check_steps(job, schema)
+        jobcolumns.check_update(job, schema)
     named = registry.found(job.model)
     located = job.model if named is None else named.spec
     model, warned = models.resolve(located), (*models.remarks(located), *registry.moving(job.model))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import inspections
 from gristmill.commit.documents import PlanDocument
 from gristmill.commit.generation import Plan
+from gristmill.commit.keptindex import Kept
 from gristmill.driver import budgets, delivering, drifting, indexing, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
 from gristmill.driver.retrydead import Only
@@ -44,8 +45,9 @@ class Planned(Chosen):
         g, about = self.generation, self.plan.about
         made = {step: generations.decode_schema(text) for step, text in about.made.items()}
         only = Only(join(g.folder, about.only), self.files) if about.only else None
+        kept = Kept(g.folder, self.root, about.kept, self.files) if "hi" in about.kept else None
         told = self.plan.schema, tuple(about.answers), made
-        return Task("score", self.plan.shards[number], g.number, g.folder, self.root, *told, only=only)
+        return Task("score", self.plan.shards[number], g.number, g.folder, self.root, *told, only=only, kept=kept)
 
 
 def first_rows(at: Chosen) -> int:
@@ -130,11 +132,20 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     seconds = max(answer["figures"].get(stage, 0.0) for stage in stages)
     rate = answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
     table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
-    about = PlanDocument(
-        fingerprint=r.fingerprint.stored(),
+    about = described(
+        at,
         output_schema=_schema(at, answer["schema"]),
         answers=_answers(at, answer["answers"]),
         made=_made(at, answer["made"]),
+    )
+    return written(at, about, table, answer.get("columns", ()))
+
+
+def described(at: Chosen, **known: Any) -> PlanDocument:
+    """A plan's description; what is `known` of the rows, and what only some plans have."""
+    r = at.resolved
+    return PlanDocument(
+        fingerprint=r.fingerprint.stored(),
         reads=sourcecheck.described(shipping.reader(r)),
         sink_format=r.sink_format.name,
         partition_by=tuple(at.sink.partition_by),
@@ -145,10 +156,19 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
         everything=r.whole and r.only is None,
         only=None if r.only is None else os.path.basename(r.only.path),
         created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        matched=shipping.matched(r),
+        **known,
     )
+
+
+def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[str] = ()) -> Planned:
+    """Write a plan with this shard table; `columns` are those that the first rows had. Raises BadJob if the sink's
+    index, gates or deliveries do not fit its rows.
+    """
+    r = at.resolved
     indexing.fitting(at, about)
     delivering.fitting(at, about)
-    drifting.fitting(at, about, answer.get("columns", ()))
+    drifting.fitting(at, about, columns)
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
     return Planned(**{**vars(at), "plan": plan})

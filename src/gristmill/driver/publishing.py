@@ -12,7 +12,7 @@ from gristmill.commit.documents import Described, Live, ResultRecord
 from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.publication import live_of
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import budgets, drifting, indexing, planning, summary
+from gristmill.driver import budgets, drifting, indexing, planning, summary, updatecounts
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.drifting import Compared, Staged
@@ -91,12 +91,13 @@ def published(s: Scored) -> Published:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
     compared.keep(s.generation)
-    record = _sealed(s, _record(s, whole, reducer), done)
+    updated = updatecounts.counted(s)
+    record = _sealed(s, _record(s, whole, reducer, updated), done)
     publish.publish(s.generation, record, whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
     _tell(s, counts)
     report = summary.finished(s, replace(whole, live=[*live, *(() if index is None else index.index.files)]))
-    report = replace(report, drift=compared.drift)
+    report = replace(report, drift=compared.drift, updated=updated)
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
     return Published(report, s.later if s.appends else ())
@@ -204,7 +205,7 @@ def _audited(s: Scored, whole: Whole) -> None:
         s.log.note("warning", f"{refused}, which was accepted")
 
 
-def _record(s: Scored, whole: Whole, reducer: Reducer | None) -> ResultRecord:
+def _record(s: Scored, whole: Whole, reducer: Reducer | None, updated: Mapping[str, int]) -> ResultRecord:
     plan, total = s.plan.about, whole.counts
     return ResultRecord(
         **{f.name: getattr(plan, f.name) for f in dataclasses.fields(Described)},
@@ -222,6 +223,7 @@ def _record(s: Scored, whole: Whole, reducer: Reducer | None) -> ResultRecord:
         skipped=tuple(s.resolved.skipped),
         reduced_by={} if reducer is None else reducer.said(),
         sink=s.generation.sink or sink_of(generations(s.root, s.files)),
+        updated=updated,
     )
 
 

@@ -12,7 +12,7 @@ from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import probe, selection, shipping, sourcecheck, warmup
+from gristmill.driver import keeping, probe, selection, shipping, sourcecheck, warmup
 from gristmill.driver.beside import Beside
 from gristmill.driver.choice import Chosen
 from gristmill.driver.probe import Planned
@@ -76,8 +76,11 @@ class Scoring:
                 self.at.log.tell(f"loading beside the run: {failed}; tried again when the result is published")
 
     def _run(self) -> Generator[Receipt, None, Scored]:
+        if (update := keeping.planned(self.at)) is not None:
+            self.at = update
         at, feed = self.at, self._feed()
         if isinstance(at, Planned):
+            keeping.adopt(at)
             shards = at.plan.shards
             listed = receipts.listed(at.generation.receipts, at.files)
             whole = self._all_read()  # refuses receipts of a later version, before any work

@@ -37,7 +37,7 @@ class Choice:
     """`generation` None: nothing to do. `resumed`: its plan already exists. `resolved` may have fewer files than the
     job (for an append, or an unfinished plan that is finished as it was made). `base` is the publication that the
     generation adds to, `later` are source files left for the next run to append, `warning` is what the user who chose
-    this may not know.
+    this may not know, `updates` the publication whose answers an update that is begun may keep.
     """
 
     generation: Generation | None
@@ -46,6 +46,7 @@ class Choice:
     base: Publication | None = None
     later: tuple[str, ...] = ()
     warning: str = ""
+    updates: Publication | None = None
 
 
 def _quietly(text: str) -> None:
@@ -164,10 +165,11 @@ def choose(
         if begun is not None and begun.kind == "restart" and _whole(held, begun, r):
             return Choice(begun, begun.planned, r)
         return Choice(held.claim("restart" if held.claims else "new", r), False, r)
-    return _chosen(held, uri, r, append=append, accept=accept)
+    return chosen(held, uri, r, append=append, accept=accept)
 
 
-def _chosen(held: Held, uri: str, r: Resolved, *, append: bool, accept: bool) -> Choice:
+def chosen(held: Held, uri: str, r: Resolved, *, append: bool, accept: bool) -> Choice:
+    """As `choose`, for what a sink holds, without --restart."""
     r, begun = held.known(r), held.unfinished
     if begun is not None and (begun.planned or begun.kind in ("append", "restart")):
         return _unfinished(held, begun, uri, r, append, accept)
@@ -194,7 +196,7 @@ def refusal(held: Held, uri: str, r: Resolved, append: bool) -> str:
     """Why a run would be refused, as PlanChanged says it; "" if it would not. Nothing is claimed or written."""
     looked = Looked(held.root, held.files, held.latest, held.claims, held.unfinished)
     try:
-        _chosen(looked, uri, _comparable(held, r), append=append, accept=False)
+        chosen(looked, uri, _comparable(held, r), append=append, accept=False)
     except PlanChanged as e:
         return str(e)
     return ""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.hashing import kinds_of
 from gristmill.arrow.schemas import real, wider
 from gristmill.commit import generation as generations
-from gristmill.commit.documents import ModelRecord, RunsOn
+from gristmill.commit.documents import Matched, ModelRecord, RunsOn
 from gristmill.commit.publication import Publication
 from gristmill.driver.backends import text_model
 from gristmill.driver.jobcolumns import implied
@@ -30,6 +31,7 @@ from gristmill.shards import shard
 from gristmill.shards.shard import Piece, Selection, Shard
 from gristmill.sinks.formats import DEFAULT, sink_format
 from gristmill.sources.formats import damaged, format_options
+from gristmill.worker.matching import Matching
 from gristmill.worker.recipe import Output, Reader, Recipe
 
 
@@ -45,8 +47,39 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         output,
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
         files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, r.fingerprint.looked),
-        held=r.fingerprint.held, run=secrets.token_hex(6), profiled=tuple(job.gates.drift or ()),
+        held=r.fingerprint.held, run=secrets.token_hex(6), profiled=tuple(job.gates.drift or ()), matching=matching(r),
     )  # fmt: skip
+
+
+def matching(r: Resolved) -> Matching | None:
+    """How an update tells rows; None if the job has none. Answers rest on the columns that the model and conditions
+    read; on all, where code gets all.
+    """
+    from gristmill.sources.where import SqlWhere
+
+    job, read = r.job, r.columns or tuple(r.schema.names)
+    if job.update is None or job.sink is None:
+        return None
+    sink = job.sink
+    opaque = bool(job.post) or any(step.expression is None for step in job.steps)
+    columns = read
+    if not opaque and r.info.columns is not None:
+        conditions = [SqlWhere(s.expression, r.schema).columns for s in job.steps if s.expression is not None]
+        named = {*r.info.columns, *(n for c in conditions for n in c)}
+        columns = tuple(n for n in read if n in named)
+    beside = sink.joins or bool(sink.sort_by) or r.sink_format.name != DEFAULT
+    copied = opaque and bool(sink.key)
+    made: Literal["", "made", "copied"] = "" if sink.row_id is None else "copied" if copied else "made"
+    key = job.update_key if all(n in read for n in job.update_key) else ()  # the sink's may be made by steps
+    return Matching(key, columns, opaque, beside, made)
+
+
+def matched(r: Resolved) -> Matched | None:
+    """How an update tells rows, as a plan stores it."""
+    if (how := matching(r)) is None:
+        return None
+    kinds = kinds_of(pa.schema([r.schema.field(n) for n in dict.fromkeys((*how.key, *how.columns))]))
+    return Matched(how.key, how.columns, tuple((name, kind) for name, kind in kinds))
 
 
 def as_sent(recipe: Recipe) -> Recipe:

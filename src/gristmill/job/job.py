@@ -9,7 +9,7 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Key, options_of, whole
 from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
-from gristmill.job.options import EngineSpec, Gates, Running, as_engine
+from gristmill.job.options import EngineSpec, Gates, Running, Update, as_engine, as_update
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
 from gristmill.job.uris import file_formats, file_named, is_local, local_path
 
@@ -266,6 +266,7 @@ class JobSpec:
 
     not_shaping: ClassVar[Mapping[str, str]] = {
         "on_new_files": "what the next run does about files that are new",
+        "update": "which answers are kept, that still hold",
         "audit": "looks at the staged result, and may only refuse it",
         "reduce": "reads what is about to be published; it may be mended and run again without scoring anything",
         "deliver": "where the published result is brought afterwards",
@@ -308,6 +309,14 @@ class JobSpec:
         Literal["refuse", "append"],
         Help("What a later run does if the source has new files: refuse to run, or append them", group="Source"),
     ] = "refuse"
+    update: Annotated[
+        Update | None,
+        Help(
+            "Let a later run score only rows that are new or changed, keep the answers of the others, and leave out "
+            "rows that are gone: a mapping with `key`, or true to go by a row's place in its file",
+            flag=None,
+        ),
+    ] = None
     running: Annotated[
         Running,
         Help("How the job runs; nothing here changes an answer beyond its last bits", flag=None),
@@ -350,6 +359,9 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         given = as_deliveries(self.deliver)
+        object.__setattr__(self, "update", as_update(self.update))
+        if self.update is not None:
+            self._check_update()
         if self.sink is not None and is_store(self.sink.uri):
             first, sink = _in_folder(self.sink)
             if sink.uri != self.sink.uri or first.shown not in [one.shown for one in given]:
@@ -378,6 +390,22 @@ class JobSpec:
         for step in self.post:
             if step.kind != "map":
                 raise BadJob(f"post step {step.name} is a {step.kind}: after the model, steps must keep the row count")
+
+    def _check_update(self) -> None:
+        if self.sink is None:
+            raise BadJob("the job has update but no sink, whose answers would be kept: give it one (sink=…)")
+        if self.on_new_files == "append":
+            raise BadJob(
+                "the job has update and on_new_files append: an update scores new files, and what changed in the "
+                "others besides; leave one of them out"
+            )
+
+    @property
+    def update_key(self) -> tuple[str, ...]:
+        """The columns that rows are matched by; () for their places."""
+        if self.update is None:
+            return ()
+        return self.update.key or (() if self.sink is None else self.sink.key)
 
     @property
     def nulls(self) -> str:

@@ -12,7 +12,7 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import bare, checked, is_of
 
 if TYPE_CHECKING:
-    from gristmill.job.options import Auto, EngineSpec, Gates, Running
+    from gristmill.job.options import Auto, EngineSpec, Gates, Running, Update
     from gristmill.observe.events import Observer
 
     Names = Sequence[str] | str
@@ -208,6 +208,7 @@ class JobOptions(EngineOptions, total=False):
     on_null: Literal["dead", "skip", "keep"] | None
     on_nan: Literal["dead", "keep"]
     on_new_files: Literal["refuse", "append"]
+    update: bool | Update | Mapping[str, Any] | None
     gates: Gates | Mapping[str, Any] | None
     audit: Any
     reduce: Any

@@ -293,6 +293,38 @@ def _engine(name: str, options: Mapping[str, Any]) -> EngineSpec:
     return EngineSpec(name, **common, options={k: v for k, v in options.items() if k not in common})
 
 
+@option_fields("update.")
+@dataclass(frozen=True)
+class Update:
+    """That a later run scores only what changed. A row whose `key`, and whose columns that steps and model read, are
+    those of a row of the result keeps that row's answers.
+    """
+
+    not_shaping: ClassVar[Mapping[str, str]] = {"key": "which answers are kept, that still hold; not what they are"}
+
+    key: Annotated[
+        tuple[str, ...],
+        Help(
+            "The columns that tell which row is which from one run to the next (default: the sink's key, or else a "
+            "row's place in its file)",
+            flag=None,
+        ),
+    ] = ()
+
+
+def as_update(value: Any) -> Update | None:
+    """An Update from what a person writes: true, false, a mapping with `key`, or an Update. Raises BadJob."""
+    if value is None or isinstance(value, Update):
+        return value
+    if isinstance(value, bool):
+        return Update() if value else None
+    if not isinstance(value, Mapping):
+        raise BadJob(f"update is {value!r}: give {{'key': ['id']}}, or True to go by a row's place in its file")
+    if extra := [name for name in value if name != "key"]:
+        raise unknown("update", extra[0], ["key"])
+    return Update(**value)
+
+
 _BEFORE = "Compared with the result before"
 _SHARE = Range("give a share between 0 and 1, for example 0.99", 0, 1)
 

@@ -17,7 +17,7 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import Option, options_of
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
-from gristmill.job.options import ENGINES, EngineSpec, Gates, Running
+from gristmill.job.options import ENGINES, EngineSpec, Gates, Running, Update
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
 from gristmill.job.typechecks import expected, field_type
 from gristmill.jobfile.document import Document, Path
@@ -99,6 +99,7 @@ SinkSection = _model("Sink", _fields(Sink))
 DeliverySection = _model("Delivery", _fields(Delivery))
 RunningSection = _model("Running", _fields(Running))
 GatesSection = _model("Gates", _fields(Gates))
+UpdateSection = _model("Update", _fields(Update))
 EngineSection = _model("Engine", _fields(EngineSpec, drop=("options",)), extra="allow")
 STEP_SECTIONS = {key: _model(f"Step {key}", _callable(key, text), doc=text) for key, text in STEPS.items()}
 
@@ -124,6 +125,7 @@ def _job(kinds: tuple[str, ...]) -> type[BaseModel]:
             "post": _field(said["post"], _STEPS, default_factory=list),
             "sink": _field(said["sink"], SinkSection | None, default=None),
             **{name: own[name] for name in own if name.startswith("on_")},
+            "update": _field(said["update"], UpdateSection | bool | None, default=None),
             "gates": _field(said["gates"], GatesSection, default_factory=GatesSection),
             "deliver": _field(said["deliver"], list[DeliverySection], default_factory=list),  # type: ignore[valid-type]
             "audit": _field(said["audit"], str | list[str], default_factory=list),
@@ -195,6 +197,10 @@ def _built(document: Document, job: Any) -> JobSpec:
     made["deliver"] = tuple(
         _placed(document, ("deliver", i), Delivery, _given(section)) for i, section in enumerate(job.deliver)
     )
+    if isinstance(job.update, UpdateSection):
+        made["update"] = _placed(document, ("update",), Update, _given(job.update))
+    else:
+        made["update"] = job.update
     made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit", "reduce")}
     spec: JobSpec = _placed(document, (), JobSpec, made)
     return spec
@@ -337,6 +343,7 @@ def _section_at(value: Any, path: Path) -> type[BaseModel] | None:
     if path[0] == "deliver" and len(path) == 2:
         return DeliverySection
     sections = {"source": SourceSection, "sink": SinkSection, "running": RunningSection, "gates": GatesSection}
+    sections["update"] = UpdateSection
     return {**sections, "engine": EngineSection}.get(str(path[0])) if len(path) == 1 else None
 
 

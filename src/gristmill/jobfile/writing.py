@@ -34,7 +34,20 @@ def dump(spec: JobSpec) -> str:
         usual = file_formats(spec.sink.uri)[:1]  # of one file, which is merged anyway
         told = ("format", "merge") if usual == (spec.sink.format,) else ("merge",) if usual else ()
         body["sink"] = _differing(spec.sink, drop=told)
-    apart = ("source", "sink", "model", "steps", "post", "gates", "engine", "running", "audit", "reduce", "deliver")
+    apart = (
+        "source",
+        "sink",
+        "model",
+        "steps",
+        "post",
+        "gates",
+        "engine",
+        "running",
+        "audit",
+        "reduce",
+        "deliver",
+        "update",
+    )
     choices = _differing(spec, drop=apart)
     engine = _differing(spec.engine, drop=("options",))
     if spec.engine.options:
@@ -42,6 +55,8 @@ def dump(spec: JobSpec) -> str:
     sections = {"gates": _differing(spec.gates), "engine": engine, "running": _differing(spec.running)}
     if spec.deliver:
         choices["deliver"] = [_differing(one) for one in spec.deliver]
+    if spec.update is not None:
+        choices["update"] = _differing(spec.update) or True
     if spec.audit:
         choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
     if spec.reduce is not None:

@@ -52,7 +52,8 @@ class Report:
     are not committed, which the next run has, and `again`, the rows whose answers it has no use for and asks again),
     `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
     `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
-    empty if the run was too short to tell.
+    empty if the run was too short to tell. `updated` has how many source rows were "kept", "scored" and, if that is
+    known, "gone" since the result before, for an update.
     """
 
     sink: str
@@ -82,6 +83,7 @@ class Report:
     skipped: tuple[str, ...] = ()  # files of the source that could not be read, with the reason
     format: str = "parquet"  # of the sink
     details: Mapping[str, Any] = field(default_factory=dict)
+    updated: Mapping[str, int] = field(default_factory=dict)
     drift: tuple[Drifted, ...] = ()  # how far columns are from those of the result before
     deliveries: tuple[Delivered, ...] = ()  # receipts of the stores that the result is in
     opened: tuple[str, Files] | None = field(default=None, repr=False, compare=False)  # the sink's root and file layer
@@ -192,6 +194,8 @@ def summary_rows(report: Report) -> list[Row]:
     rows = count_rows(report.counts, report.errors) if whole or report.rows_in else []
     if not whole and rows:
         rows[0] = ("committed", *rows[0][1:])
+    if report.updated:
+        rows.append(("kept", units.count(report.updated["kept"]), _updated(report.updated)))
     if report.skipped:
         rows.append(("skipped", units.count(len(report.skipped)), f"not read: {'; '.join(report.skipped)}"))
     if report.files:
@@ -215,6 +219,12 @@ def summary_rows(report: Report) -> list[Row]:
     rows += [(label, "", text) for label, text in drift_rows(report.drift)]
     rows += [("delivered", units.count(d.rows), f"{d.to}, {d.mode}") for d in report.deliveries]
     return rows
+
+
+def _updated(updated: Mapping[str, int]) -> str:
+    """`answers of the result before; 12 scored, 3 gone`."""
+    gone = f", {units.count(updated['gone'])} gone" if "gone" in updated else ""
+    return f"answers of the result before; {units.plural(updated['scored'], 'row')} scored{gone}"
 
 
 def drift_rows(drift: Sequence[Drifted]) -> list[tuple[str, str]]:

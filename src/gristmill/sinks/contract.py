@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 from gristmill.files.contract import Files
 
-Role = Literal["rows", "ids", "dead", "manifest", "index", "reduced"]
+Role = Literal["rows", "ids", "dead", "manifest", "index", "reduced", "fates", "answers"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class WorkFile:
 
     `role` is "rows" for files with output rows (their sum is the shard's ok count), "ids" for the files of the other
     columns if those are not tables, "dead" for dead letters, "manifest" for the file that lists both, "index" for one
-    by which rows are looked up, and "reduced" for those that a job's `reduce` wrote.
+    by which rows are looked up, and "reduced" for those that a job's `reduce` wrote. "fates" and "answers" are what a
+    later run keeps answers by, and are not published.
     """
 
     path: str

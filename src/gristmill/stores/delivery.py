@@ -17,13 +17,14 @@ from gristmill.arrow.keys import positive_zeros
 from gristmill.commit.documents import Delivered, Described, Live
 from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations, sink_of
 from gristmill.commit.publication import Publication, latest
-from gristmill.errors import BadJob, CorruptStore, RunFailed, did_you_mean
+from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.delivery import STORES, Delivery
 from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Part, Store, is_there
+from gristmill.stores.difference import before, changed
 from gristmill.stores.newest import distinct, newest
 
 # Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
@@ -146,6 +147,7 @@ class Loading:
         self._before = store.live(result.sink.name)
         self._staged: dict[str, int] | None = None
         self._newest: Mapping[str, np.ndarray] = {}  # of files some of whose rows are not delivered, those that are
+        self._updates = before(result.generation, self._load, self._before)
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
         """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
@@ -174,6 +176,8 @@ class Loading:
         """Those of the files that can be brought before all of the result are known: by key, later ones may have rows
         that take the place of theirs.
         """
+        if self._updates is not None:  # which rows are others is known in the end
+            return []
         return [f for f in live if not self._load.key or f.generation == self._load.mark.generation]
 
     def stage(self, live: Sequence[Live]) -> None:
@@ -223,8 +227,11 @@ class Loading:
         check(self._delivery, self._result, self._store)
         if load.key:
             self._newest = self._chosen(files, live)
+        if self._updates is not None and not load.mark.again:
+            self._newest = self._changed(files, self._updates)
         rows = sum(map(self._rows, files))
-        load = self._load = load.of(rows, sum(f.rows for f in files) - rows, self._total(live, rows))
+        older = 0 if self._updates is not None else sum(f.rows for f in files) - rows
+        load = self._load = load.of(rows, older, self._total(live, rows))
         self._only(files)
         self.stage(live)
         if (count := self._store.count(load)) != load.mark.rows:
@@ -309,6 +316,14 @@ class Loading:
         members = [g for g in claims if g.number in result.members]
         shown = f"deliver {self._delivery.shown}"
         return newest(files, rows, members, result.rows_of, self._load.key, shown)
+
+    def _changed(self, files: Sequence[Live], base: Publication) -> Mapping[str, np.ndarray]:
+        """Of the rows of an update those that are not in the result before, which the store has."""
+        try:
+            return changed(files, self._result.rows_of, base.live(), Result.of(base).rows_of)
+        except (BadSource, CorruptStore, FileNotFoundError, pa.ArrowException):  # somebody has cleared its files away
+            self._updates = None
+            return self._newest
 
     def _receipt(self, mark: Mark) -> Delivered:
         generation = self._result.generation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,8 @@ import pyarrow as pa
 from gristmill.arrow.casts import Lossy, together
 from gristmill.arrow.rows import picked
 from gristmill.arrow.topython import to_rows
+from gristmill.commit import fates
+from gristmill.commit.fates import Fates
 from gristmill.errors import BadOutput
 from gristmill.models.contract import Model, Prepared, Refusal
 from gristmill.shards.counts import Counts
@@ -24,6 +27,8 @@ from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.rowdigests import Content
 from gristmill.worker.bisection import DeadRow, Stage
 from gristmill.worker.identity import Copies, Copy, Identity
+from gristmill.worker.kept import KeptAnswers, KeptRows, counted
+from gristmill.worker.matching import Following
 from gristmill.worker.pieces import blocks, reading
 from gristmill.worker.recipe import Recipe, Task
 from gristmill.worker.retried import Lost, Retried, Seeking, refused
@@ -32,6 +37,9 @@ from gristmill.worker.suspects import Suspects, death_of
 from gristmill.worker.windows import WindowSize, gather
 
 FIRST_WINDOW = 512  # rows: the model starts on these while the next window is read
+KEPT_ROWS = (
+    8  # rows with kept answers that count as one: a window is a model's, and has few others where little changed
+)
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
 
 
@@ -58,22 +66,31 @@ class Letter:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows after the steps, with identities, counts of the source rows behind them, and the dead ones."""
+    """Rows after the steps, with identities, counts of the source rows behind them, and the dead ones. Of a job with
+    `update` also which source rows they are of, the `fates` of all source rows so far, and the rows of those whose
+    answers are `kept` (`sources_kept` source rows).
+    """
 
     rows: pa.Table
     identity: Identity
     counts: Counts
     letters: tuple[Letter, ...] = ()
+    origin: np.ndarray | None = None
+    fates: Fates | None = None
+    kept: KeptRows | None = None
+    sources_kept: int = 0
 
     @property
     def rows_held(self) -> int:
         """Size for windows: rows and dead ones, at least 1, so that a window of only dead letters closes, too."""
-        return max(1, int(self.rows.num_rows) + len(self.letters))
+        kept = 0 if self.kept is None else len(self.kept.origin) // KEPT_ROWS
+        return max(1, int(self.rows.num_rows) + len(self.letters) + kept)
 
     @property
     def bytes_held(self) -> int:
         """Size for windows: bytes of the columns."""
-        return int(self.rows.nbytes)
+        kept = 0 if self.kept is None else int(self.kept.source.nbytes) + self.kept.entries.nbytes
+        return int(self.rows.nbytes) + kept
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,7 @@ class Window:
     """Rows of one shard prepared for the model, in source order. Also what travels between machines when stages are
     separate. `seconds` were spent on reading, steps and tokenising; `read` are the digests of the pieces that have been
     read to the end, in order: together, a shard's windows have one for each. `made` are the columns that dicts of steps
-    have added to probed rows so far, by step.
+    have added to probed rows so far, by step. `origin`, `fates` and `kept` are as in Chunk.
     """
 
     rows: pa.Table
@@ -92,13 +109,18 @@ class Window:
     seconds: float = 0.0
     read: tuple[str, ...] = ()
     made: Mapping[str, Sequence[pa.Field]] = field(default_factory=dict)
+    origin: np.ndarray | None = None
+    fates: Fates | None = None
+    kept: KeptRows | None = None
+    sources_kept: int = 0
 
 
 @dataclass
 class _Flow:
     """Rows on their way through the steps; `origin` is each one's row among the block's source rows, whose identities
     are `who`. In a retry, `seeking` says which dead rows are to be made from each row; rows with some to be made do not
-    count themselves.
+    count themselves. `state` and `lost` are what became of the block's source rows (fates.py), and how many rows made
+    of each a step has dropped.
     """
 
     rows: pa.Table
@@ -113,6 +135,13 @@ class _Flow:
     derived_filtered: int = 0
     derived_dead: int = 0
     letters: list[Letter] = field(default_factory=list)
+    state: np.ndarray | None = None
+    lost: np.ndarray | None = None
+
+    def became(self, state: int, rows: np.ndarray) -> None:
+        """Note what became of the source rows of these rows."""
+        if self.state is not None:
+            self.state[self.origin[rows]] = state
 
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
         """Which rows count as rows of the source, and which as rows made from them."""
@@ -138,6 +167,8 @@ class Prepare:
         self._model = model
         self._steps = [LoadedStep(s, f"step {n}") for n, s in enumerate(recipe.steps)]
         self._readings: dict[str, Reading] = {}  # for files that are read with a schema of their own, by path
+        self._kept: tuple[str, KeptAnswers] | None = None  # of the plan that was last worked on
+        self._opening = threading.Lock()
         # If preparing takes more than reading, the model need not wait for a full window.
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
         if recipe.reader.where is not None or any(s.expression for s in recipe.steps):
@@ -164,9 +195,12 @@ class Prepare:
     def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
         most = self._recipe.batch.window
         size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
+        following = None
+        if self._recipe.matching is not None and task.kind == "score":
+            following = Following(self._recipe.matching)
         # Rows read with different schemas never share a call of a step or the model.
         for _, same in itertools.groupby(self._read(task, read), lambda block: block.block.rows.schema):
-            for chunks in gather(self._chunks(task, same, suspects), size):
+            for chunks in gather(self._chunks(task, same, suspects, following), size):
                 whole = self._gathered(chunks)
                 if suspects is None:
                     yield self._prepared(whole)
@@ -181,12 +215,19 @@ class Prepare:
             raise BadOutput(f"the steps returned different types for different rows: {e}") from e
         counts = sum((c.counts for c in chunks), Counts())
         letters = tuple(x for c in chunks for x in c.letters)
-        return Chunk(rows, Identity.joined([c.identity for c in chunks]), counts, letters)
+        whole = Chunk(rows, Identity.joined([c.identity for c in chunks]), counts, letters)
+        origins = [c.origin for c in chunks if c.origin is not None]
+        if not origins:
+            return whole
+        known = Fates.joined([c.fates for c in chunks if c.fates is not None])
+        kept = KeptRows.joined([c.kept for c in chunks if c.kept is not None])
+        sources = sum(c.sources_kept for c in chunks)
+        return replace(whole, origin=np.concatenate(origins), fates=known, kept=kept, sources_kept=sources)
 
     def _prepared(self, c: Chunk) -> Window:
         """A window for the model, which is not asked about no rows: those may lack the columns that it reads."""
         prepared = self._model.prepare(c.rows) if c.rows.num_rows else Prepared(0, None)
-        return Window(c.rows, c.identity, prepared, c.counts, c.letters)
+        return _window(c, prepared)
 
     def _noted(self, whole: Chunk, suspects: Suspects) -> Iterator[Window]:
         """A window in runs of neighbours, each suspect of the tokeniser separate; noted, then prepared."""
@@ -197,16 +238,18 @@ class Prepare:
                 prepared = Prepared(
                     1, None, None, (Refusal(0, "invalid", error, f"{message}, while the row was being prepared"),)
                 )
-                yield Window(part.rows, part.identity, prepared, part.counts, part.letters)
+                yield _window(part, prepared)
             else:
                 yield self._prepared(part)
 
     # ------------------------------------------------ reading
 
-    def _chunks(self, task: Task, read: Iterator[_Read], suspects: Suspects | None) -> Iterator[Chunk]:
+    def _chunks(
+        self, task: Task, read: Iterator[_Read], suspects: Suspects | None, following: Following | None
+    ) -> Iterator[Chunk]:
         groups: Iterator[list[_Read]] = gather(read, WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
         for group in groups:
-            chunk = self._stepped(task, group, suspects)
+            chunk = self._stepped(task, group, suspects, following)
             most = self._recipe.batch.window
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
@@ -247,13 +290,18 @@ class Prepare:
 
     # ------------------------------------------------ steps
 
-    def _stepped(self, task: Task, group: list[_Read], suspects: Suspects | None) -> Chunk:
+    def _stepped(self, task: Task, group: list[_Read], suspects: Suspects | None, following: Following | None) -> Chunk:
         rows = pa.concat_tables([r.block.rows for r in group]) if len(group) > 1 else group[0].block.rows
         piece = np.repeat(np.array([r.number for r in group], dtype=np.int32), [r.block.rows.num_rows for r in group])
         who = Identity(piece, np.concatenate([r.block.position for r in group]))
+        known = None if following is None else self._known(task, rows, who, following)
+        if known is not None:
+            rows, who = known.left(rows), known.left_of(who)
         flow = _Flow(rows, who, task.paths, np.arange(rows.num_rows, dtype=np.int64))
         if task.only is not None:
             flow.seeking = Retried(task.only, task.shard.pieces).seeking(who)
+        if known is not None:
+            known.follow(flow)
         flow.letters += [self._unreadable(r.piece, bad) for r in group for bad in r.block.bad]
         flow.filtered = sum(r.block.filtered for r in group)
         flow.dead = len(flow.letters)
@@ -271,7 +319,32 @@ class Prepare:
         counts = Counts(
             rows_in, flow.expanded, flow.filtered, flow.dead, derived, flow.derived_filtered, flow.derived_dead, 0
         )
-        return Chunk(flow.rows, flow.at_hand(), counts, tuple(flow.letters))
+        chunk = Chunk(flow.rows, flow.at_hand(), counts, tuple(flow.letters))
+        return chunk if known is None else known.told(chunk, flow)
+
+    def _known(self, task: Task, rows: pa.Table, who: Identity, following: Following) -> _Known:
+        """What a job with `update` knows of source rows before any step gets them."""
+        numbers, digests = following.begin(rows, who, task.paths)
+        none = _Known(numbers, digests, np.arange(rows.num_rows))
+        answers = self.answers(task)
+        found = None if answers is None else answers.find(task, rows, who, numbers, digests.digest)
+        if found is None:
+            return none
+        mask, kept = found
+        state, made, written = digests.state.copy(), digests.made.copy(), digests.rows.copy()
+        for into, name in ((state, "state"), (made, "made"), (written, "rows")):
+            into[mask] = kept.entries[name]
+        known = replace(digests, state=state, made=made, rows=written)
+        return _Known(numbers, known, np.flatnonzero(~mask), kept, counted(kept.entries))
+
+    def answers(self, task: Task) -> KeptAnswers | None:
+        """The answers that an update may keep. The thread that commits asks, too."""
+        if task.kept is None or self._recipe.matching is None:
+            return None
+        with self._opening:
+            if self._kept is None or self._kept[0] != task.kept.folder:
+                self._kept = task.kept.folder, KeptAnswers(task.kept, self._recipe, self._recipe.matching)
+            return self._kept[1]
 
     def _advance(self, flow: _Flow, number: int, step: LoadedStep, suspects: Suspects | None) -> None:
         if suspects is None:
@@ -285,13 +358,17 @@ class Prepare:
         gone = pieces == 0
         died = np.array([d.row for d in found.dead], dtype=np.int64)
         gone[died] = source[died] = False
+        flow.became(fates.DEAD, died)
         if flow.seeking is not None:
             flow.seeking.gone(gone & flow.seeking.ways, step.step.name)
         flow.derived_filtered += int((gone & derived).sum())
+        if flow.lost is not None:
+            np.add.at(flow.lost, flow.origin[gone & derived], 1)
         if many:
             flow.expanded += int(source.sum())
         else:
             flow.filtered += int((gone & source).sum())
+            flow.became(fates.FILTERED, np.flatnonzero(gone & source))
             flow.expanded += int((source & (pieces > 1)).sum())
         rows, origin, copies, seeking = found.rows, found.origin, flow.copies, flow.seeking
         if found.digests is not None:
@@ -338,6 +415,48 @@ class Prepare:
 
 
 @dataclass(frozen=True)
+class _Known:
+    """Source rows of a job with `update`: their numbers in the shard, their fates so far, which of them are `open`, and
+    the rows and counts of the others, whose answers are kept.
+    """
+
+    numbers: np.ndarray
+    fates: Fates
+    open: np.ndarray
+    kept: KeptRows | None = None
+    counts: Counts = field(default_factory=Counts)
+
+    def left(self, rows: pa.Table) -> pa.Table:
+        """The rows that are open."""
+        return rows if len(self.open) == rows.num_rows else picked(rows, self.open)
+
+    def left_of(self, who: Identity) -> Identity:
+        """Their identities."""
+        return who if len(self.open) == len(who.piece) else who.take(self.open)
+
+    def follow(self, flow: _Flow) -> None:
+        """Have the flow note what becomes of them. Rows that a retry makes only some of are never known whole."""
+        flow.state, flow.lost = self.fates.state[self.open], self.fates.made[self.open]
+        if flow.seeking is not None:
+            flow.state[flow.seeking.ways] = fates.DEAD
+
+    def told(self, chunk: Chunk, flow: _Flow) -> Chunk:
+        """The chunk with all that is known."""
+        assert flow.state is not None and flow.lost is not None
+        state, made = self.fates.state.copy(), self.fates.made.copy()
+        state[self.open], made[self.open] = flow.state, flow.lost
+        known = replace(self.fates, state=state, made=made)
+        origin = self.numbers[self.open][flow.origin]
+        counts, taken = chunk.counts + self.counts, len(self.numbers) - len(self.open)
+        return replace(chunk, counts=counts, origin=origin, fates=known, kept=self.kept, sources_kept=taken)
+
+
+def _window(c: Chunk, prepared: Prepared) -> Window:
+    more = {name: getattr(c, name) for name in ("origin", "fates", "kept", "sources_kept")}
+    return Window(c.rows, c.identity, prepared, c.counts, c.letters, **more)
+
+
+@dataclass(frozen=True)
 class _Read:
     number: int
     piece: Piece
@@ -377,12 +496,19 @@ def _head(block: Block, rows: int) -> Block:
 
 
 def _part(chunk: Chunk, start: int, rows: int) -> Chunk:
-    """A slice of a chunk; counts and letters go with the first slice."""
+    """A slice of a chunk; counts, fates and letters go with the first, kept rows with those that they are among."""
     index = np.arange(start, min(start + rows, chunk.rows.num_rows))
-    identity = chunk.identity.take(index)
+    identity, origin, kept = chunk.identity.take(index), chunk.origin, chunk.kept
+    if origin is not None:
+        edges = [int(origin[at]) if 0 < at < len(origin) else end for at, end in ((start, 0), (start + rows, _LAST))]
+        origin, kept = origin[index], None if kept is None else kept.between(*edges)
+    first = Chunk(chunk.rows.slice(start, rows), identity, chunk.counts, chunk.letters, origin, chunk.fates, kept)
     if start == 0:
-        return Chunk(chunk.rows.slice(start, rows), identity, chunk.counts, chunk.letters)
-    return Chunk(chunk.rows.slice(start, rows), identity, Counts())
+        return replace(first, sources_kept=chunk.sources_kept)
+    return replace(first, counts=Counts(), letters=(), fates=None if origin is None else Fates.none())
+
+
+_LAST = np.iinfo(np.int64).max
 
 
 def _payload(row: Mapping[str, Any], most: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from gristmill.commit.keptindex import Kept
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.job.job import Sink
@@ -18,6 +19,7 @@ from gristmill.models.contract import Place
 from gristmill.shards.shard import Shard
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sources.contract import SourceFormat
+from gristmill.worker.matching import Matching
 
 # Rows in flight and answered ones that wait for an earlier row, per row that is asked for at a time: enough that a row
 # that takes a hundred times as long as the others keeps none of them waiting.
@@ -108,6 +110,7 @@ class Recipe:
     named: tuple[Any, ...] = ()  # fingerprint.pins.Named: files that arguments name
     held: tuple[Any, ...] = ()  # fingerprint.values.Held: what names in them stood for then
     loaded: Mapping[str, frozenset[str]] = field(default_factory=dict)  # models.loaded: what earlier runs noted
+    matching: Matching | None = None  # of a job with `update`
     profiled: tuple[str, ...] = ()  # columns of whose values receipts have a profile
 
 
@@ -121,7 +124,7 @@ class Task:
     each piece, how many rows of it are meant, evenly, of about how many; all of them if it is empty. `attempt` is a
     unique name. `careful` attempts note what they give to user code; `blame` names the attempt whose death its rows
     caused ("": none), and `how` says how it died; `proven` says that the model worked elsewhere, so that rows that fail
-    are to blame themselves.
+    are to blame themselves. `kept` are the answers of an update's result before.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -141,6 +144,7 @@ class Task:
     rows: int | None = None
     some: tuple[tuple[int, int], ...] = ()
     only: Any = None
+    kept: Kept | None = None
 
     @property
     def paths(self) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pyarrow as pa
 
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.rows import picked
+from gristmill.commit import fates
 from gristmill.commit import receipt as receipts
+from gristmill.commit.fates import KEPT, SCORED, Fates
 from gristmill.commit.receipt import Receipt, input_figure
 from gristmill.errors import BadJob, BadOutput, RunFailed
 from gristmill.files.contract import Files
@@ -20,10 +23,12 @@ from gristmill.files.disk import join
 from gristmill.job.secret import Secret, scrub_values
 from gristmill.process.failure import storable
 from gristmill.profiles.columns import Profiling
-from gristmill.shards.counts import Counts
+from gristmill.shards.counts import Counts, summed
 from gristmill.sinks.contract import WorkFile
 from gristmill.sinks.partition import divided
-from gristmill.worker.identity import said
+from gristmill.worker.kept import KeptRows, Written
+from gristmill.worker.matching import Record
+from gristmill.worker.outputcolumns import beside, constant, fit, ids_of, keys, places
 from gristmill.worker.predict import Scored
 from gristmill.worker.prepare import Letter, Prepare
 from gristmill.worker.recipe import Output, Recipe, Task
@@ -53,20 +58,22 @@ class ShardCommit:
         self._inputs: dict[str, int] = {}
         self._read: list[str] = []
         self._finished: list[WorkFile] = []
+        self._beside: list[WorkFile] = []
+        self._record = None if recipe.matching is None else Record()
+        self._answers: Any = None
         self._profiling = Profiling(recipe.profiled)
 
     def add(self, scored: Scored) -> None:
         """Write a window's rows and dead letters."""
         rows = output_rows(scored, self._recipe.output, self._task, self._earlier)
+        known = scored.window.fates
         if rows.num_rows:
-            if self._rows is None:
-                schema = self._task.schema or rows.schema
-                self._rows = self._recipe.sink_format.writer(
-                    self._files, self._work, self._stem, self.nonce, schema, self._recipe.sink.options
-                )
-            self._rows.write(rows)
-            self._note_inputs(rows, scored)
-            self._profiling.add(_with_inputs(rows, scored))
+            self._profiling.add(rows if self._opaque else _with_inputs(rows, scored))
+        if known is None:
+            self._write(rows, scored.identity.piece)
+        else:
+            for some in self._followed(scored, known, rows):
+                self._write(some.rows, some.piece)
         paths = self._task.paths
         for letter in scored.window.letters:
             self._bury(letter)
@@ -79,6 +86,75 @@ class ShardCommit:
         for name, value in scored.figures.items():
             self._figures[name] = self._figures.get(name, 0.0) + value
 
+    @property
+    def _opaque(self) -> bool:
+        """Whether the columns beside those that are written are not known of rows whose answers are kept."""
+        return self._recipe.matching is not None and self._recipe.matching.opaque
+
+    def _write(self, rows: pa.Table, piece: np.ndarray) -> None:
+        if not rows.num_rows:
+            return
+        if self._rows is None:
+            schema = self._task.schema or rows.schema
+            self._rows = self._recipe.sink_format.writer(
+                self._files, self._work, self._stem, self.nonce, schema, self._recipe.sink.options
+            )
+        self._rows.write(rows)
+        self._note_inputs(rows, piece)
+
+    def _followed(self, scored: Scored, known: Fates, rows: pa.Table) -> Iterator[Written]:
+        """Record what became of a window's source rows; give the rows that were scored, in the order of the source with
+        those whose answers are kept among them.
+        """
+        window, matching = scored.window, self._recipe.matching
+        assert self._record is not None and window.origin is not None and matching is not None
+        origin = window.origin[scored.place]
+        copies = pa.array(scored.identity.copy_texts() if matching.opaque else [], pa.string())
+        told = {KEPT: window.sources_kept, SCORED: len(known) - window.sources_kept}
+        self._figures = summed([self._figures, told])
+        self._record.parts.append(known)
+        self._record.made.append(window.origin)
+        self._record.written.append(origin)
+        self._record.died.append(window.origin[[d.row for d in scored.dead]])
+        for some in self._mixed(Written(rows, origin, scored.identity.piece, copies), window.kept):
+            self._record.copies.append(some.copies)
+            if matching.beside and some.rows.num_rows:
+                self._write_answers(some.rows)
+            yield some
+
+    def _mixed(self, new: Written, kept: KeptRows | None) -> Iterator[Written]:
+        answers = None if kept is None else self._prepare.answers(self._task)
+        done = 0
+        if kept is not None and answers is not None:
+            for some in kept.pieces():
+                until = int(np.searchsorted(new.origin, some.origin[-1]))
+                old = answers.written(self._task, some)
+                self._profiling.add(old.rows if old.beside is None else beside(old.rows, old.beside))
+                yield old if until == done else new.sliced(done, until).merged(old)
+                done = until
+        yield new.sliced(done, len(new.origin))
+
+    def _write_answers(self, rows: pa.Table) -> None:
+        output, matching = self._recipe.output, self._recipe.matching
+        assert matching is not None
+        schema = self._task.schema or rows.schema
+        names = matching.taken_over(schema, self._task.answers, output.row_id, output.model_version)
+        if self._answers is None:
+            self._answers = _Answers(self._files, self._task, self.nonce, rows.select(names).schema)
+        self._answers.write(rows.select(names))
+
+    def _recorded(self) -> tuple[WorkFile | None, WorkFile | None]:
+        """The finished files by which a later run keeps answers."""
+        if self._record is None:
+            return None, None
+        (known, copies), number = self._record.finished(), self._task.shard.number
+        own = [] if self._answers is None else [self._answers.close()]
+        self._answers = None
+        self._beside += own
+        told = fates.write(self._files, self._task.folder, number, self.nonce, known, copies)
+        self._beside.append(told)
+        return told, own[0] if own else None
+
     def finish(self) -> Receipt:
         """Sync, re-read and count the files, then create the receipt: the commit point. Returns the valid one."""
         for writer in (self._rows, self._dead):
@@ -88,12 +164,23 @@ class ShardCommit:
         ok = sum(f.rows for f in self._finished if f.role == "rows")
         counts = self._counts + Counts(ok=ok)
         self._check(counts)
+        recorded = self._recorded()
         parts = tuple(receipts.measure(self._files, f, self._task.root) for f in self._finished)
-        self._files.settle([f.path for f in self._finished])
+        told, answers = (None if f is None else receipts.measure(self._files, f, self._task.root) for f in recorded)
+        self._files.settle([f.path for f in (*self._finished, *self._beside)])
         figures = {**self._figures, **{k: float(v) for k, v in self._inputs.items()}}
         number, read = self._task.shard.number, tuple(self._read)
         mine = Receipt(
-            number, self.nonce, counts.values(), parts, figures, self._errors, read, profile=self._profiling.profile()
+            number,
+            self.nonce,
+            counts.values(),
+            parts,
+            figures,
+            self._errors,
+            read,
+            fates=told,
+            answers=answers,
+            profile=self._profiling.profile(),
         )
         standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
         if standing.nonce != self.nonce:
@@ -102,10 +189,10 @@ class ShardCommit:
 
     def abort(self) -> None:
         """Remove what this attempt wrote; its error, if any, is already being reported."""
-        for writer in (self._rows, self._dead):
+        for writer in (self._rows, self._dead, self._answers):
             if writer is not None:
                 writer.abort()
-        for file in self._finished:
+        for file in (*self._finished, *self._beside):
             with contextlib.suppress(OSError):
                 self._files.remove(file.path)
 
@@ -133,16 +220,47 @@ class ShardCommit:
         self._dead.write(letter, self._task, self._recipe.secrets)
         self._errors[letter.error] = self._errors.get(letter.error, 0) + 1
 
-    def _note_inputs(self, rows: pa.Table, scored: Scored) -> None:
+    def _note_inputs(self, rows: pa.Table, piece: np.ndarray) -> None:
         """Count the rows of each file in each part, for the manifest of a sink without tables."""
         if self._recipe.sink_format.tables:
             return
         paths = self._task.paths
         for folder, index in divided(rows, self._recipe.sink.partition_by):
-            numbers, counts = np.unique(scored.identity.piece[index], return_counts=True)
+            numbers, counts = np.unique(piece[index], return_counts=True)
             for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
                 key = input_figure(paths[number], folder)
                 self._inputs[key] = self._inputs.get(key, 0) + count
+
+
+class _Answers:
+    """The answers of a shard's rows, in order, as they lie in memory; for sinks whose files have them otherwise."""
+
+    def __init__(self, files: Files, task: Task, nonce: str, schema: pa.Schema) -> None:
+        folder = fates.folder(task.folder)
+        files.make_folder(folder)
+        self._files = files
+        self._path = join(folder, f"{task.shard.number:07d}.{nonce}.answers.arrow")
+        self._file = files.create(self._path)
+        self._writer = pa.ipc.new_file(self._file, schema)
+        self._rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows)
+        self._rows += rows.num_rows
+
+    def close(self) -> WorkFile:
+        self._writer.close()
+        with self._file:
+            self._files.sync(self._file)
+        return WorkFile(self._path, "", self._rows, "answers")
+
+    def abort(self) -> None:
+        with contextlib.suppress(Exception):
+            self._writer.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._files.remove(self._path)
 
 
 class _DeadLetters:
@@ -209,7 +327,7 @@ def output_rows(scored: Scored, output: Output, task: Task, earlier: bool = Fals
     if output.row_id is not None:
         columns = {output.row_id: row_ids(scored, output, task), **columns}
     if output.model_version is not None and output.model_version not in columns:  # the driver refuses such a name
-        columns[output.model_version] = _constant(output.digest, rows.num_rows)
+        columns[output.model_version] = constant(output.digest, rows.num_rows)
     ours = (output.row_id, output.model_version)  # source columns of these names are left out
     fields = {f.name: f for f in rows.schema if f.name not in ours}
     schema = pa.schema([fields.get(n, pa.field(n, c.type)) for n, c in columns.items()])
@@ -227,34 +345,7 @@ def _with_inputs(written: pa.Table, scored: Scored) -> pa.Table:
     names = [n for n in scored.rows.column_names if n not in written.column_names]
     if not names or scored.rows.num_rows != written.num_rows:
         return written
-    given = scored.rows.select(names)
-    columns, fields = [*written.columns, *given.columns], [*written.schema, *given.schema]
-    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
-
-
-def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`table` with the planned columns and types, null for columns it lacks. Raises BadOutput for a column that is not
-    planned, and for a value that does not fit without loss.
-    """
-    if new := [n for n in table.column_names if n not in schema.names]:
-        raise BadOutput(
-            f"these rows have a column {new[0]!r}, which the first rows did not have ({', '.join(schema.names)}): "
-            "return it for every row, or none"
-        )
-    columns = []
-    for f in schema:
-        if f.name not in table.column_names:
-            columns.append(pa.nulls(table.num_rows, f.type))
-            continue
-        column = table.column(f.name)
-        try:
-            columns.append(lossless(column, f.type))
-        except Lossy as e:
-            raise BadOutput(
-                f"column {f.name!r} does not fit the planned {f.type}: {e}; return one type for all rows (returns= "
-                "declares it)"
-            ) from e
-    return pa.Table.from_arrays(columns, schema=schema)
+    return beside(written, scored.rows.select(names))
 
 
 def fitting(rows: pa.Table, schema: pa.Schema, base: pa.Schema) -> pa.Schema:
@@ -268,37 +359,21 @@ def fitting(rows: pa.Table, schema: pa.Schema, base: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _constant(value: str, rows: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array([value]))
-
-
 def row_ids(scored: Scored, output: Output, task: Task) -> pa.Array:
-    """Stable ids: 32 hex digits of blake2b over the key columns (or source path and position) and the copy.
+    """Stable ids, of the key columns (or source path and position) and the copy: `ids_of`.
 
     The same row gets the same id in every run, on every machine, wherever shards are cut. A key is the value that the
     row had when the model was given it, even if the model or a post step replaces that.
     """
-    import hashlib
-
     who = scored.identity
     if not scored.rows.num_rows:  # which may lack the key's columns
         return pa.array([], pa.string())
-    if output.key:
-        for name in output.key:
-            if name not in scored.rows.column_names:
-                raise BadJob(f"key names column {name!r}: the rows have {', '.join(scored.rows.column_names)}")
-        given = scored.window.rows
-        names = [n for n in output.key if n in given.column_names]
-        had = picked(given.select(names), scored.place) if names else given
-        keys = [said((had if n in names else scored.rows).column(n)) for n in output.key]
-        texts = [json.dumps(key, default=str, ensure_ascii=False) for key in zip(*keys, strict=True)]
-    else:
-        paths = task.paths
-        texts = [f"{paths[p]}\0{n}" for p, n in zip(who.piece.tolist(), who.position.tolist(), strict=True)]
-    return pa.array(
-        [
-            hashlib.blake2b(f"{text}\0{copy or 0}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-            for text, copy in zip(texts, who.copy_texts(), strict=True)
-        ],
-        pa.string(),
-    )
+    if not output.key:
+        return ids_of(places(task.paths, who.piece, who.position), who.copy_texts())
+    for name in output.key:
+        if name not in scored.rows.column_names:
+            raise BadJob(f"key names column {name!r}: the rows have {', '.join(scored.rows.column_names)}")
+    given = scored.window.rows
+    names = [n for n in output.key if n in given.column_names]
+    had = picked(given.select(names), scored.place) if names else given
+    return ids_of(keys([(had if n in names else scored.rows).column(n) for n in output.key]), who.copy_texts())

@@ -1,0 +1,308 @@
+"""The plan of an update: shards that are taken over as they are, and shards of which each row keeps its answers or is
+scored. The result is a generation of its own, which needs nothing of the one before once it is published.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from gristmill.commit import fates, keptindex
+from gristmill.commit import generation as generations
+from gristmill.commit import receipt as receipts
+from gristmill.commit.documents import TableRecord
+from gristmill.commit.fates import KEPT, SCORED
+from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema
+from gristmill.commit.keptindex import Shelf
+from gristmill.commit.receipt import Part, Receipt
+from gristmill.driver import planning, probe, shipping, updating
+from gristmill.driver.choice import Chosen
+from gristmill.driver.planning import Resolved
+from gristmill.driver.probe import Planned
+from gristmill.driver.selection import Held
+from gristmill.files.disk import join
+from gristmill.shards import shard
+from gristmill.shards.counts import Counts
+from gristmill.shards.shard import RANGES, Selection
+
+ADOPTED = pa.schema([("shard", pa.int64()), ("generation", pa.int64()), ("of", pa.int64())])
+
+Place = tuple[int, int, int]  # file, start and stop of a range
+
+
+@dataclass(frozen=True)
+class Base:
+    """A generation of the result before whose answers hold, with its plan and receipts. With `whole`, what it wrote is
+    what this job would write, so that shards can be taken over.
+    """
+
+    generation: Generation
+    plan: Plan
+    done: Mapping[int, Receipt]
+    whole: bool
+
+
+def planned(at: Chosen) -> Planned | None:
+    """The plan of an update that is begun, whose columns are those of the result before; None if nothing can be kept,
+    so that all is as for a new result. Raises CorruptStore if the result before is damaged.
+    """
+    if at.updates is None or at.plan is not None or not at.updates.body.rows_ok:
+        return None
+    held = Held.by(at.root, at.files, at.log.tell)
+    members = held.members(at.updates)
+    about = at.updates.body
+    lines = updating.differing(members[-1], at.resolved, held)
+    schema = None if lines else _schema(at.resolved, decode_schema(about.output_schema), tuple(about.answers))
+    if schema is None:
+        why = lines or ["a column of the result has held nothing but nulls so far, and so has no type"]
+        at.log.tell(updating.told(why))
+        return None
+    bases = list(_bases(at, members, schema, held))
+    unchanged = _unchanged(at.resolved, members, held)
+    table, adopted = _shards(at, bases, unchanged)
+    kept = _index(at, bases)
+    if adopted.num_rows:
+        kept["adopted"] = _stored(at, adopted)
+    told = {"answers": dict(about.answers), "made": dict(about.made), "output_schema": encode_schema(schema)}
+    at.files.settle([join(at.generation.folder, t.path) for t in kept.values()])
+    return probe.written(at, probe.described(at, **told, kept=kept, updates=at.updates.number), table)
+
+
+def _schema(r: Resolved, before: pa.Schema, answers: Sequence[str]) -> pa.Schema | None:
+    """The columns of the result before, with the types that carried-over ones have now. None if the type of an answer
+    is not known, as each was null.
+    """
+    how, sink = shipping.matching(r), r.job.sink
+    assert how is not None and sink is not None
+    fields = []
+    for field in before:
+        ours = field.name in (sink.row_id, sink.model_version)
+        if not (how.opaque or ours or field.name in answers) and field.name in r.schema.names:
+            field = field.with_type(r.schema.field(field.name).type)
+        elif pa.types.is_null(field.type):
+            return None
+        fields.append(field)
+    return r.sink_format.stored(pa.Table.from_batches([], pa.schema(fields)), sink.options)
+
+
+def _bases(at: Chosen, members: Sequence[Generation], schema: pa.Schema, held: Held) -> Iterator[Base]:
+    """The generations whose answers hold: scored by this model and code, of columns of these types."""
+    r = at.resolved
+    for member in members:
+        plan = generations.read_plan(member)
+        if updating.differing(member, r, held) or not _read_alike(plan, r):
+            continue
+        done = receipts.standing(member.receipts, at.files)
+        same = decode_schema(plan.about.output_schema).equals(schema)
+        yield Base(member, plan, done, same and member.kind != "retry-dead" and not at.sink.joins)
+
+
+def _read_alike(plan: Plan, r: Resolved) -> bool:
+    """Whether a plan's rows had columns of the types that answers rest on now."""
+    now = shipping.matched(r)
+    assert now is not None
+    then = decode_schema(plan.about.reads.schema)
+    kinds = dict(now.kinds)
+    return all(n in then.names and str(then.field(n).type) == str(r.schema.field(n).type) for n in kinds)
+
+
+def _unchanged(r: Resolved, members: Sequence[Generation], held: Held) -> set[str]:
+    """The source files that are as they were."""
+    stored = held.inputs(members, r)
+    return {path for path, digest in r.fingerprint.inputs.items() if stored.get(path) == digest}
+
+
+# ---------------------------------------------------------------- shards
+
+
+def _shards(at: Chosen, bases: Sequence[Base], unchanged: set[str]) -> tuple[pa.Table, pa.Table]:
+    """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED)."""
+    r = at.resolved
+    rows = planning.shard_rows(r, None)
+    sizes = [int(n) for b in bases for n in _rows_of(b.plan)]
+    rows = min(rows, max(sizes)) if sizes and r.job.running.shard_rows == "auto" else rows
+    known = _adoptable(at, bases, unchanged)
+    out: list[tuple[int, int, int, int, int]] = []
+    adopted: list[tuple[int, int, int]] = []
+    number = 0
+    for ranges, of in _divided(r, known):
+        if of is not None:
+            adopted.append((number, of[0].generation.number, of[1]))
+            told = of[0].plan.shards.rows_of(of[1])
+            counts = [-1] * len(ranges) if told is None else _apart(r, ranges)
+            out += [(number, *span, n) for span, n in zip(ranges, counts, strict=True)]
+            number += 1
+            continue
+        some = Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3))
+        table = shard.cut(r.files, some, rows, max(1, r.workers))
+        for n, *span in zip(*(table.column(name).to_pylist() for name in RANGES.names), strict=True):
+            out.append((number + n, *span))
+        number += shard.count(table)
+    return _table(RANGES, out), _table(ADOPTED, adopted)
+
+
+def _table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
+    return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _rows_of(plan: Plan) -> Iterator[int]:
+    for number in range(len(plan.shards)):
+        if (rows := plan.shards.rows_of(number)) is not None:
+            yield rows
+
+
+def _apart(r: Resolved, ranges: Sequence[Place]) -> list[int]:
+    counts = [shard.rows_between(r.files[f], a, b) for f, a, b in ranges]
+    return [-1 if n is None else n for n in counts]
+
+
+def _adoptable(
+    at: Chosen, bases: Sequence[Base], unchanged: set[str]
+) -> dict[tuple[int, int], tuple[list[Place], Base, int]]:
+    """Shards of the result before that can be taken over, with their ranges, by file and start of the first: of files
+    that are as they were, without a dead row, and with all their files.
+    """
+    number = {f.file.path: i for i, f in enumerate(at.resolved.files)}
+    found: dict[tuple[int, int], tuple[list[Place], Base, int]] = {}
+    for base in bases:
+        if not base.whole or base.plan.about.fingerprint.options != at.resolved.fingerprint.stored().options:
+            continue
+        torn = {x.shard for x in receipts.lost(at.files, at.root, base.generation.work, base.done.values())}
+        for n, done in base.done.items():
+            shard_ = base.plan.shards[n]
+            whole = n not in torn and not Counts(*done.counts).all_dead and len(shard_.pieces) > 0
+            if whole and all(p.file.path in unchanged for p in shard_.pieces):
+                ranges = [(number[p.file.path], a, b) for p in shard_.pieces for a, b in p.ranges]
+                found[ranges[0][:2]] = ranges, base, n
+    return found
+
+
+def _divided(
+    r: Resolved, known: Mapping[tuple[int, int], tuple[list[Place], Base, int]]
+) -> Iterator[tuple[list[Place], tuple[Base, int] | None]]:
+    """The selected ranges in order: those of a shard that is taken over, or some that are of none."""
+    todo = [tuple(span) for span in r.selection.ranges.tolist()]
+    starts = {f: sorted(a for g, a in known if g == f) for f in {f for f, _ in known}}
+    left: list[Place] = []
+    at = 0
+    while at < len(todo):
+        file, start, stop = todo[at]
+        found = known.get((file, start))
+        rest = None if found is None else _after(todo[at:], found[0])
+        if found is not None and rest is not None:
+            if left:
+                yield left, None
+                left = []
+            yield found[0], found[1:]
+            todo, at = rest, 0
+            continue
+        until = min([a for a in starts.get(file, ()) if start < a < stop], default=stop)
+        left.append((file, start, until))
+        if until == stop:
+            at += 1
+        else:
+            todo[at] = (file, until, stop)
+    if left:
+        yield left, None
+
+
+def _after(todo: Sequence[Any], ranges: Sequence[Place]) -> list[Any] | None:
+    """What is left to do once these ranges are done, which have to be the first; None if they are not."""
+    at, (file, start, stop) = 0, todo[0]
+    for number, (f, a, b) in enumerate(ranges):
+        if (f, a) != (file, start) or b > stop:
+            return None
+        start = b
+        if start == stop:
+            at += 1
+            if at < len(todo):
+                file, start, stop = todo[at]
+            elif number < len(ranges) - 1:
+                return None
+            else:
+                return []
+    return [(file, start, stop), *todo[at + 1 :]]
+
+
+# ---------------------------------------------------------------- answers
+
+
+def _index(at: Chosen, bases: Sequence[Base]) -> dict[str, TableRecord]:
+    """The index of all answers that may be kept row by row; nothing if no generation has told them apart so."""
+    now = shipping.matched(at.resolved)
+    told = [(b.generation, x) for b in bases if b.plan.about.matched == now for x in b.done.values()]
+    shelves = [s for s in (_shelf(*each) for each in told) if s is not None]
+    return keptindex.build(at.files, at.generation.folder, shelves) if shelves else {}
+
+
+def _shelf(generation: Generation, done: Receipt) -> Shelf | None:
+    if done.fates is None:
+        return None
+    if done.answers is not None:
+        return Shelf(generation, done, done.answers, True)
+    return Shelf(generation, done, next((p for p in done.parts if p.role == "rows"), None), False)
+
+
+def _stored(at: Chosen, table: pa.Table) -> TableRecord:
+    path = join(at.generation.folder, f"adopted-{secrets.token_hex(4)}.arrow")
+    with at.files.create(path) as out:
+        with pa.ipc.new_file(out, table.schema) as writer:
+            writer.write_table(table)
+        at.files.sync(out)
+    return TableRecord(path.rpartition("/")[2], at.files.digest(path)[1])
+
+
+# ---------------------------------------------------------------- shards that are taken over
+
+
+def adopt(at: Planned) -> None:
+    """Commit the shards that are taken over and have no receipt yet: their files get second names."""
+    told = at.plan.about.kept.get("adopted")
+    if told is None:
+        return
+    rows = pa.ipc.open_file(pa.BufferReader(at.files.read(join(at.generation.folder, told.path)))).read_all()
+    here = receipts.listed(at.generation.receipts, at.files)
+    todo = [row for row in rows.to_pylist() if row["shard"] not in here]
+    known = {g.number: g for g in generations.generations(at.root, at.files)}
+    done = {n: receipts.standing(known[n].receipts, at.files) for n in {row["generation"] for row in todo}}
+    taken = [_taken(at, known[x["generation"]], done[x["generation"]][x["of"]], x["shard"]) for x in todo]
+    at.files.settle([join(at.root, p.work) for x in taken for p in _all_parts(x)])
+    for receipt in taken:
+        receipts.commit(at.files, at.generation.receipts, receipt)
+
+
+def _all_parts(receipt: Receipt) -> list[Part]:
+    return [*receipt.parts, *(p for p in (receipt.fates, receipt.answers) if p is not None)]
+
+
+def _taken(at: Planned, of: Generation, receipt: Receipt, number: int) -> Receipt:
+    """The receipt of a shard as that of shard `number` here, with its files under names of this generation."""
+    g, nonce, old = at.generation, secrets.token_hex(6), f"part-{receipt.shard:07d}.g{of.number}"
+    new = f"part-{number:07d}.g{g.number}"
+    kept_in: dict[str, set[str]] = {}
+
+    def linked(part: Part, folder: str, name: str) -> Part:
+        place = part.work.rpartition("/")[0]
+        there = kept_in.setdefault(place, set(at.files.names(join(at.root, place))))
+        source = part.work if part.work.rpartition("/")[2] in there else part.publish
+        work = join(folder, name)
+        at.files.make_folder(folder)
+        at.files.link(join(at.root, source), work)
+        return replace(part, work=work[len(at.root) + 1 :], publish=part.publish.replace(old, new))
+
+    parts = tuple(linked(p, g.work, f"{p.publish.replace(old, new)}.{nonce}.tmp") for p in receipt.parts)
+    beside, into = (receipt.fates, receipt.answers), fates.folder(g.folder)
+    named = (f"{number:07d}.{nonce}.arrow", f"{number:07d}.{nonce}.answers.arrow")
+    told = [None if p is None else linked(p, into, name) for p, name in zip(beside, named, strict=True)]
+    counts = Counts(*receipt.counts)
+    rows = counts.rows_in - counts.filtered if receipt.fates is None else receipt.fates.rows
+    figures = {n: v for n, v in receipt.figures.items() if n.startswith("input:")} | {KEPT: float(rows), SCORED: 0.0}
+    return replace(
+        receipt, shard=number, nonce=nonce, parts=parts, figures=figures, fates=told[0], answers=told[1], version=0
+    )

@@ -1,0 +1,87 @@
+"""What the report says of an update: how many rows kept their answers, were scored, and are gone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from gristmill.arrow.spilling import apart, spilling
+from gristmill.commit import fates
+from gristmill.commit import generation as generations
+from gristmill.commit import receipt as receipts
+from gristmill.commit.fates import KEPT, SCORED
+from gristmill.commit.generation import Generation
+from gristmill.commit.publication import Publication, published
+from gristmill.commit.receipt import Receipt
+from gristmill.driver.scoring import Scored
+from gristmill.driver.selection import Held
+from gristmill.errors import CorruptStore
+
+MEMORY = "256MB"  # of DuckDB, to count the rows that are gone
+
+
+def counted(s: Scored) -> dict[str, int]:
+    """How many source rows were kept, scored and, if the result before tells its rows apart as this one does, are gone.
+    Nothing for a generation that is no update.
+    """
+    if s.generation.kind != "update":
+        return {}
+    told = {name: int(sum(x.figures.get(name, 0) for x in s.receipts)) for name in (KEPT, SCORED)}
+    found = {"kept": told[KEPT], "scored": told[SCORED]}
+    gone = _gone(s, published(s.root, s.files))
+    return found if gone is None else {**found, "gone": gone}
+
+
+def _gone(s: Scored, before: Publication) -> int | None:
+    members = [g for g in Held.by(s.root, s.files).members(before) if g.kind != "retry-dead"]
+    now = s.plan.about.matched
+    old: list[tuple[Generation, Receipt]] = []
+    for member in members:
+        then = generations.read_plan(member).about.matched
+        if then is None or now is None or then.key != now.key:
+            return None
+        old += [(member, x) for x in receipts.standing(member.receipts, s.files).values()]
+    new = [(s.generation, x) for x in s.receipts]
+    both = Counter(_digests(old)) & Counter(_digests(new))  # shards that were taken over
+    schema = pa.schema([("key", pa.uint64())])
+
+    def keys(of: Sequence[tuple[Generation, Receipt]]) -> pa.RecordBatchReader:
+        def batches() -> Iterator[pa.RecordBatch]:
+            skipped = both.copy()
+            for generation, receipt in of:
+                if receipt.fates is None:
+                    continue
+                if skipped[receipt.fates.sha256]:
+                    skipped[receipt.fates.sha256] -= 1
+                    continue
+                if (found := fates.read(generation, receipt)) is None:
+                    raise CorruptStore(f"{generation.root}: {receipt.fates.work} is gone or not what was committed")
+                yield pa.record_batch([pa.array(found[0].key)], schema=schema)
+
+        return pa.RecordBatchReader.from_batches(schema, batches())
+
+    try:
+        return _fewer(keys(old), keys(new))
+    except CorruptStore as e:
+        s.log.tell(f"how many rows are gone is not known: {e}")
+        return None
+
+
+def _digests(of: Sequence[tuple[Generation, Receipt]]) -> list[str]:
+    return [x.fates.sha256 for _, x in of if x.fates is not None]
+
+
+def _fewer(old: pa.RecordBatchReader, new: pa.RecordBatchReader) -> int:
+    """How many more rows have each key in one than in the other, in all."""
+    query = """
+        select coalesce(sum(greatest(o.n - coalesce(m.n, 0), 0)), 0)
+        from (select key, count(*) n from before group by key) o
+        left join (select key, count(*) n from since group by key) m using (key)
+    """
+    with spilling(MEMORY) as connection:
+        connection.register("before", old)
+        connection.register("since", new)
+        found = apart(lambda: connection.execute(query).fetchone(), connection)
+    return int(found[0])

@@ -1,0 +1,61 @@
+"""Which generation an update works on: one made of the source as it is now, and of the answers of the live result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gristmill.commit.generation import Generation
+from gristmill.driver.planning import Resolved
+from gristmill.driver.selection import Choice, Held, chosen, compared
+from gristmill.errors import BadJob, PlanChanged
+from gristmill.files.contract import Files
+from gristmill.observe import units
+
+ROWS = (
+    "options: source.where ",
+    "options: source.limit ",
+    "options: source.sample ",
+    "options: source.seed ",
+    "options: source.uri in order ",
+)
+
+
+def choose(
+    files: Files, root: str, uri: str, r: Resolved, *, append: bool, accept: bool, tell: Callable[[str], None]
+) -> Choice:
+    """Go on with an unfinished run of the same job over the same source; begin an update where anything differs. Raises
+    PlanChanged if there is no result yet, and an unfinished run of something else.
+    """
+    if append:
+        raise BadJob(
+            f"{uri}: the job has update, which scores new files, and what changed in the others besides: leave out "
+            "--append (append=True)"
+        )
+    held = Held.by(root, files, tell)
+    try:
+        found = chosen(held, uri, r, append=False, accept=accept)
+        if not found.later:
+            return found
+    except PlanChanged:
+        if held.latest is None:
+            raise
+    latest = held.latest
+    if latest is None:  # the files that appeared since are for the next run
+        return found
+    r = held.known(r)
+    generation = held.claim("update", r)
+    return Choice(generation, False, r, updates=latest)
+
+
+def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
+    """What differs between a generation and a job so that its answers no longer hold: all but the inputs, and which
+    rows of them are taken.
+    """
+    lines = compared(member, r.fingerprint, r.fingerprint.inputs)
+    return [line for line in lines if not line.startswith(("input:", *ROWS))]
+
+
+def told(lines: Sequence[str]) -> str:
+    """Why all rows are scored, as a sentence."""
+    more = f", and {units.plural(len(lines) - 3, 'other difference')}" if len(lines) > 3 else ""
+    return f"no answer is kept, and all rows are scored: {'; '.join(lines[:3])}{more}"

@@ -1,0 +1,377 @@
+"""Updates of whole files, of single rows, after a crash, with other code; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.errors import BadJob, CorruptStore, GateFailed
+
+
+class Asked:
+    """Counts what a model is asked, in a file that it appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rows(self) -> list[str]:
+        """What was asked since the last look."""
+        found = self.path.read_text().splitlines() if self.path.exists() else []
+        self.path.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    monkeypatch.setenv("UPDATE_ASKED", str(tmp_path / "asked"))
+    return Asked(tmp_path / "asked")
+
+
+def upper(batch: dict[str, Any]) -> dict[str, Any]:
+    with open(os.environ["UPDATE_ASKED"], "a") as out:
+        out.write("".join(f"{text}\n" for text in batch["text"]))
+    if any(text == "bad" for text in batch["text"]) and not os.path.exists(os.environ["UPDATE_ASKED"] + ".mended"):
+        raise ValueError("bad")
+    return {"shout": np.array([text.upper() for text in batch["text"]])}
+
+
+def lower(batch: dict[str, Any]) -> dict[str, Any]:
+    with open(os.environ["UPDATE_ASKED"], "a") as out:
+        out.write("".join(f"{text}\n" for text in batch["text"]))
+    return {"shout": np.array([text.lower() for text in batch["text"]])}
+
+
+MODEL = gm.model(upper, takes={"text": "string not null"})
+
+
+def put(folder: Path, name: str, ids: Sequence[int | None], text: Callable[[Any], Any] = str, extra: int = 0) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = {"id": pa.array(ids, pa.int64()), "text": [text(i) for i in ids], "extra": [extra] * len(ids)}
+    pq.write_table(pa.table(rows), folder / f"{name}.parquet")
+
+
+def job(tmp_path: Path, update: Any = None, model: Any = MODEL, **options: Any) -> gm.Job:
+    sink = {"keep": ["id", "extra"], **options.pop("sink", {})}
+    how = {"workers": 0, "shard_rows": 50, "gates": {"min_ok": 0.5}, **options}
+    return gm.Job(str(tmp_path / "in"), model, gm.sink(str(tmp_path / "out"), **sink), update=update, **how)
+
+
+def rows(tmp_path: Path) -> list[dict[str, Any]]:
+    assert gm.verify(str(tmp_path / "out")).ok
+    return list(gm.read(str(tmp_path / "out")).to_table().to_pylist())
+
+
+BY_ID = {"key": ["id"]}
+
+
+def test_one_file_of_sixty(tmp_path: Path, asked: Asked) -> None:
+    """One edited file costs its rows, a deleted one nothing, also for a result that no update has made."""
+    for n in range(60):
+        put(tmp_path / "in", f"{n:02}", range(n * 100, n * 100 + 100))
+    job(tmp_path, None, shard_rows=100).run()
+    assert len(asked.rows()) == 6000
+    put(tmp_path / "in", "30", range(3000, 3100), lambda i: f"new {i}")
+    report = job(tmp_path, True, shard_rows=100).run()
+    assert len(asked.rows()) == 100 and report.rows_ok == 6000
+    assert (report.updated["kept"], report.updated["scored"]) == (5900, 100)
+    os.unlink(tmp_path / "in" / "07.parquet")
+    report = job(tmp_path, True, shard_rows=100).run()
+    assert asked.rows() == [] and report.rows_ok == 5900
+    want = [i for i in range(6000) if not 700 <= i < 800]
+    assert [r["id"] for r in rows(tmp_path)] == want
+    assert [r["shout"] for r in rows(tmp_path)] == [f"NEW {i}" if 3000 <= i < 3100 else str(i) for i in want]
+
+
+def test_files_taken_over_are_the_same_files(tmp_path: Path, asked: Asked) -> None:
+    """What is taken over whole is a second name of the file that there was."""
+    for n in range(4):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+    job(tmp_path, True).run()
+    before = {os.stat(p).st_ino for p in (tmp_path / "out").glob("*.parquet")}
+    put(tmp_path / "in", "2", range(100, 150), lambda i: f"new {i}")
+    job(tmp_path, True).run()
+    after = {os.stat(p).st_ino for p in (tmp_path / "out").glob("*.parquet")}
+    assert len(before & after) == 3 and len(after) == 4
+
+
+def test_by_key_whatever_the_order(tmp_path: Path, asked: Asked) -> None:
+    """Rows that moved to other files and places keep their answers; the report says what was scored and is gone."""
+    put(tmp_path / "in", "a", range(1000))
+    job(tmp_path, BY_ID, shard_rows=100).run()
+    asked.rows()
+    order = np.random.default_rng(1).permutation(1000).tolist()
+    put(tmp_path / "in", "a", [i for i in order[:600] if i != 17], lambda i: f"new {i}" if i % 50 == 0 else str(i))
+    put(tmp_path / "in", "b", order[600:], lambda i: f"new {i}" if i % 50 == 0 else str(i))
+    gone = 1 if 17 in order[:600] else 0
+    report = job(tmp_path, BY_ID, shard_rows=100).run()
+    assert sorted(asked.rows()) == sorted(f"new {i}" for i in range(0, 1000, 50))
+    assert report.updated == {"kept": 980 - gone, "scored": 20, "gone": gone}
+    assert f"kept  {980 - gone:>9}" in str(report) or "kept" in str(report)
+    want = {i: f"NEW {i}" if i % 50 == 0 else str(i) for i in order if not (gone and i == 17)}
+    assert {r["id"]: r["shout"] for r in rows(tmp_path)} == want
+    assert [r["id"] for r in rows(tmp_path)] == [i for i in order if not (gone and i == 17)]
+
+
+def test_carried_over_columns_are_new(tmp_path: Path, asked: Asked) -> None:
+    """A column that the model does not read changes without anything being scored, also if its type changes."""
+    put(tmp_path / "in", "a", range(100), extra=1)
+    job(tmp_path, BY_ID).run()
+    asked.rows()
+    put(tmp_path / "in", "a", range(100), extra=2)
+    assert job(tmp_path, BY_ID).run().updated == {"kept": 100, "scored": 0, "gone": 0}
+    assert asked.rows() == [] and {r["extra"] for r in rows(tmp_path)} == {2}
+    table = pq.read_table(tmp_path / "in" / "a.parquet")
+    pq.write_table(table.set_column(2, "extra", pa.array(["x"] * 100)), tmp_path / "in" / "a.parquet")
+    assert job(tmp_path, BY_ID).run().updated == {"kept": 100, "scored": 0, "gone": 0}
+    assert asked.rows() == [] and {r["extra"] for r in rows(tmp_path)} == {"x"}
+
+
+def test_other_code_scores_all(tmp_path: Path, asked: Asked) -> None:
+    """With another model nothing is kept, and the report says why."""
+    put(tmp_path / "in", "a", range(100), lambda i: f"Row {i}")
+    job(tmp_path, BY_ID).run()
+    asked.rows()
+    report = job(tmp_path, BY_ID, model=gm.model(lower, takes={"text": "string not null"})).run()
+    assert len(asked.rows()) >= 100 and report.updated == {"kept": 0, "scored": 100, "gone": 0}
+    assert rows(tmp_path)[3]["shout"] == "row 3"
+
+
+def test_other_options_score_all(tmp_path: Path, asked: Asked) -> None:
+    """An option that shapes the output begins anew; one that takes other rows does not."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID).run()
+    asked.rows()
+    source = gm.source(str(tmp_path / "in"), where="id < 60")
+    some = gm.Job(source, MODEL, gm.sink(str(tmp_path / "out"), keep=["id", "extra"]), update=BY_ID, workers=0)
+    assert some.run().updated == {"kept": 60, "scored": 0, "gone": 40}
+    assert asked.rows() == [] and len(rows(tmp_path)) == 60
+    job(tmp_path, BY_ID, sink={"keep": ["id"]}).run()
+    assert len(asked.rows()) >= 100 and rows(tmp_path)[0].keys() == {"id", "shout"}
+
+
+def test_dead_rows_are_tried_again(tmp_path: Path, asked: Asked) -> None:
+    """What was dead is scored again with the next change, though it is as it was."""
+    put(tmp_path / "in", "a", range(100), lambda i: "bad" if i in (3, 77) else str(i))
+    with pytest.warns(gm.GristmillWarning):
+        assert job(tmp_path, BY_ID).run().rows_dead == 2
+    asked.rows()
+    put(tmp_path / "in", "b", [200])
+    Path(str(asked.path) + ".mended").touch()
+    report = job(tmp_path, BY_ID).run()
+    assert sorted(set(asked.rows())) == ["200", "bad"]
+    assert report.updated == {"kept": 98, "scored": 3, "gone": 0} and report.rows_dead == 0
+    assert [r["id"] for r in rows(tmp_path)] == [*range(100), 200]
+
+
+def test_retried_rows_are_kept(tmp_path: Path, asked: Asked) -> None:
+    """A row that retry-dead has scored keeps its answer, and comes back to its place."""
+    put(tmp_path / "in", "a", range(100), lambda i: "bad" if i in (3, 77) else str(i))
+    with pytest.warns(gm.GristmillWarning):
+        job(tmp_path, BY_ID).run()
+    Path(str(asked.path) + ".mended").touch()
+    gm.retry_dead(job(tmp_path, BY_ID))
+    asked.rows()
+    put(tmp_path / "in", "b", [200])
+    report = job(tmp_path, BY_ID).run()
+    assert asked.rows() == ["200"] and report.updated == {"kept": 100, "scored": 1, "gone": 0}
+    assert [r["id"] for r in rows(tmp_path)] == [*range(100), 200]
+
+
+def test_null_and_repeated_keys(tmp_path: Path, asked: Asked) -> None:
+    """Nulls are a key like any other; rows with one key are told apart by what their answers rest on."""
+    put(tmp_path / "in", "a", [None, 1, None, 1], str)
+    table = pa.table({"id": [None, 1, None, 1], "text": ["p", "q", "r", "q"], "extra": [0, 0, 0, 0]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    job(tmp_path, BY_ID).run()
+    asked.rows()
+    table = pa.table({"id": [None, None, 1, 1, 1], "text": ["r", "new", "q", "q", "q"], "extra": [0, 1, 2, 3, 4]})
+    pq.write_table(table, tmp_path / "in" / "a.parquet")
+    report = job(tmp_path, BY_ID).run()
+    assert asked.rows() == ["new"] and report.updated == {"kept": 4, "scored": 1, "gone": 0}
+    assert [r["shout"] for r in rows(tmp_path)] == ["R", "NEW", "Q", "Q", "Q"]
+
+
+def test_a_table_in_memory(tmp_path: Path, asked: Asked) -> None:
+    """Rows in memory are matched by their key, or by their number."""
+    made = [{"id": i, "text": str(i)} for i in range(50)]
+    for update in (BY_ID, True):
+        sink = gm.sink(str(tmp_path / f"out{update is True}"), keep=["id"])
+        gm.Job(made, MODEL, sink, update=update, workers=0).run()
+        asked.rows()
+        other = [*made[:20], {"id": 20, "text": "other"}, *made[21:]]
+        assert gm.Job(other, MODEL, sink, update=update, workers=0).run().updated["kept"] == 49
+        assert asked.rows() == ["other"]
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+import gristmill as gm
+
+def upper(batch):
+    with open(os.environ["UPDATE_ASKED"], "a") as out:
+        out.write("".join(f"{text}\\n" for text in batch["text"]))
+    if os.path.exists("kill") and any("290" in text for text in batch["text"]):
+        os.unlink("kill")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"shout": np.array([text.upper() for text in batch["text"]])}
+
+model = gm.model(upper, takes={"text": "string not null"})
+sink = gm.sink("out", keep=["id", "extra"])
+report = gm.Job("in", model, sink, update={"key": ["id"]}, workers=0, shard_rows=50).run()
+print(report.updated, report.shards_resumed)
+"""
+
+
+def test_killed_in_the_middle(tmp_path: Path, asked: Asked) -> None:
+    """An update that was killed goes on where it stopped; if the source has changed again, it begins anew. The result
+    before stays readable until then.
+    """
+    (tmp_path / "job.py").write_text(KILLED)
+
+    def run() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "job.py"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    put(tmp_path / "in", "a", range(400))
+    assert run().returncode == 0
+    asked.rows()
+    put(tmp_path / "in", "a", range(400), lambda i: f"new {i}" if i % 10 == 0 else str(i))
+    (tmp_path / "kill").touch()
+    assert run().returncode == -signal.SIGKILL
+    first = asked.rows()
+    assert [r["shout"] for r in gm.read(str(tmp_path / "out")).to_table().to_pylist()] == [str(i) for i in range(400)]
+    done = run()
+    assert done.returncode == 0, done.stderr
+    assert "'kept': 360, 'scored': 40, 'gone': 0" in done.stdout
+    assert len(first) + len(asked.rows()) <= 40 + 10 and "new 0" in first
+    assert [r["shout"] for r in rows(tmp_path)] == [f"NEW {i}" if i % 10 == 0 else str(i) for i in range(400)]
+    put(tmp_path / "in", "a", range(400), lambda i: f"newer {i}" if i % 10 == 0 else str(i))
+    (tmp_path / "kill").touch()
+    assert run().returncode == -signal.SIGKILL
+    put(tmp_path / "in", "a", range(400))
+    assert run().returncode == 0
+    assert [r["shout"] for r in rows(tmp_path)] == [str(i) for i in range(400)]
+
+
+def test_damaged_answers_are_not_copied(tmp_path: Path, asked: Asked) -> None:
+    """A file of the result that is not what was committed stops an update, which names it."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID).run()
+    part = sorted((tmp_path / "out").glob("*.parquet"))[0]
+    data = bytearray(part.read_bytes())
+    data[60] ^= 255
+    part.write_bytes(bytes(data))
+    put(tmp_path / "in", "a", range(100), lambda i: f"new {i}" if i == 5 else str(i))
+    with pytest.raises((CorruptStore, gm.GristmillError), match="not what was committed"):
+        job(tmp_path, BY_ID).run()
+
+
+def test_gates_hold_an_update_back(tmp_path: Path, asked: Asked) -> None:
+    """An update whose gate does not hold publishes nothing; accepted, it is published without scoring."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID, gates={"min_ok": 0.99}).run()
+    put(tmp_path / "in", "a", range(100), lambda i: "bad" if i < 20 else str(i))
+    with pytest.raises(GateFailed):
+        job(tmp_path, BY_ID, gates={"min_ok": 0.99}).run()
+    assert len(rows(tmp_path)) == 100
+    asked.rows()
+    with pytest.warns(gm.GristmillWarning):
+        report = job(tmp_path, BY_ID, gates={"min_ok": 0.99}).run(accept=True)
+    assert report.rows_dead == 20 and len(rows(tmp_path)) == 80
+
+
+def test_what_is_refused(tmp_path: Path, asked: Asked) -> None:
+    """Words that contradict an update, and a key that is not there, are refused before anything runs."""
+    put(tmp_path / "in", "a", range(10))
+    with pytest.raises(BadJob, match="on_new_files append"):
+        job(tmp_path, BY_ID, on_new_files="append")
+    with pytest.raises(BadJob, match=r"'idd'.*did you mean 'id'"):
+        job(tmp_path, {"key": ["idd"]}).run()
+    with pytest.raises(BadJob, match="no sink"):
+        gm.Job(str(tmp_path / "in"), MODEL, update=True)
+    with pytest.raises(BadJob, match="keys"):
+        job(tmp_path, {"keys": ["id"]})
+    with pytest.raises(BadJob, match="leave out --append"):
+        job(tmp_path, BY_ID).run(append=True)
+    assert asked.rows() == []
+
+
+def test_from_the_command_line(tmp_path: Path) -> None:
+    """`--update --key id`, and `update:` in a job file, which --save writes."""
+    put(tmp_path / "in", "a", range(100))
+    (tmp_path / "rules.py").write_text(
+        textwrap.dedent(
+            """
+            def score(batch):
+                return {"long": [len(text) for text in batch["text"]]}
+            """
+        )
+    )
+
+    def gristmill(*words: str) -> Any:
+        command = [sys.executable, "-m", "gristmill", *words, "--json", "--progress", "off"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    typed = ("apply", "in", "out", "--fn", "rules:score", "--keep", "id", "--update", "--key", "id")
+    gristmill(*typed, "--save", "job.yaml")
+    assert "key: [id]" in (tmp_path / "job.yaml").read_text() or "- id" in (tmp_path / "job.yaml").read_text()
+    put(tmp_path / "in", "a", range(1, 100), lambda i: "longer text" if i == 5 else str(i))
+    assert gristmill("run", "job.yaml")["updated"] == {"kept": 98, "scored": 1, "gone": 1}
+    put(tmp_path / "in", "a", range(2, 100), lambda i: "longer text" if i == 5 else str(i))
+    assert gristmill(*typed)["updated"] == {"kept": 98, "scored": 0, "gone": 1}
+
+
+@pytest.mark.parametrize("store", ["duckdb", "sqlite"])
+def test_stores_get_the_difference(tmp_path: Path, asked: Asked, store: str) -> None:
+    """A store that is updated by key is brought the rows that are others, and no more."""
+    put(tmp_path / "in", "a", range(100))
+    put(tmp_path / "in", "b", range(100, 200))
+    uri = f"{store}:///{tmp_path}/s.db#t"
+    to = [gm.to(uri, mode="upsert", key=["id"])]
+    first = job(tmp_path, BY_ID, deliver=to).run()
+    assert [d.rows for d in first.deliveries] == [200]
+    put(tmp_path / "in", "a", [*range(1, 100), 300], lambda i: f"new {i}" if i == 50 else str(i))
+    second = job(tmp_path, BY_ID, deliver=to).run()
+    assert [d.rows for d in second.deliveries] == [2]
+    with gm.lookup(uri) as there:
+        assert there.get(50)["shout"] == "NEW 50" and there.get(300)["shout"] == "300" and there.get(7)["shout"] == "7"
+    os.unlink(tmp_path / "in" / "b.parquet")
+    third = job(tmp_path, BY_ID, deliver=to).run()
+    assert [d.rows for d in third.deliveries] == [0]
+    put(tmp_path / "in", "a", range(1, 100))
+    whole = [gm.to(uri, mode="upsert", key=["id"], delete=True)]
+    fourth = job(tmp_path, BY_ID, deliver=whole).run()
+    assert [d.rows for d in fourth.deliveries] == [99]
+    with gm.lookup(uri) as there:
+        assert there.get(300) is None and there.get(50)["shout"] == "50"
+
+
+def test_gates_compare_all_rows(tmp_path: Path, asked: Asked) -> None:
+    """What is compared with the result before is of kept rows and scored ones, also of columns that are not written."""
+    put(tmp_path / "in", "a", range(400), lambda i: "ab"[i % 2])
+    gates = {"drift": {"text": {"psi": 0.05}, "shout": {"psi": 0.05}}, "min_ok": 0.9}
+    job(tmp_path, BY_ID, gates=gates).run()
+    put(tmp_path / "in", "a", range(400), lambda i: "c" if i == 7 else "ab"[i % 2])
+    report = job(tmp_path, BY_ID, gates=gates).run()
+    assert report.updated == {"kept": 399, "scored": 1, "gone": 0}
+    assert {d.column for d in report.drift} == {"text", "shout"} and all(d.verdict == "held" for d in report.drift)
+    put(tmp_path / "in", "a", range(400), lambda i: "c" if i < 200 else "ab"[i % 2])
+    with pytest.raises(GateFailed, match="text"):
+        job(tmp_path, BY_ID, gates=gates).run()
+    assert len(rows(tmp_path)) == 400
