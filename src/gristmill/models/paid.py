@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -32,6 +31,7 @@ from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, Unde
 from gristmill.models.room import Room
 from gristmill.models.usual import Usual, most_tokens
 from gristmill.models.vendors import OPENAI, Vendor
+from gristmill.process.ownstderr import say
 
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
@@ -320,10 +320,9 @@ class Paid:
             made = max(made, letters_in(reply, path) / LETTERS if most is None else most)
         if self._prices is not None and not self._estimates:
             self._estimates = True
-            print(
+            say(
                 "the endpoint does not say what requests take (usage): their cost is an estimate, by the length of "
-                "prompts and max_tokens, or the length of answers",
-                file=sys.stderr,
+                "prompts and max_tokens, or the length of answers"
             )
         rest = told.get("total_tokens", 0.0) - made
         return given or max(self._usual.tokens(tokens, None)[0], rest), made
