@@ -35,8 +35,8 @@ def partitioned(form: SinkFormat, columns: tuple[str, ...]) -> SinkFormat:
     """
     if "" in columns:
         raise BadJob(
-            "partition_by names '', a column without a name, which no reader of folders finds in names such as `=1`: give it "
-            "a name in a step"
+            "partition_by names '', a column without a name, which no reader of folders finds in names such as `=1`: "
+            "give it a name in a step"
         )
     return Partitioned(form, tuple(columns))
 
