@@ -6,6 +6,7 @@ it was, and the way out; `report` is set if a run happened before the error.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import sys
 from collections.abc import Iterable
@@ -179,7 +180,8 @@ class Ended(Interrupted, SystemExit):
         """The exit code. Asked for the first time, says on standard error why the script ends."""
         if not self._told:
             self._told = True
-            print(f"gristmill: {self}", file=sys.stderr)
+            with contextlib.suppress(Exception):  # whatever a script has made of the stream: its exit code is this
+                print(f"gristmill: {self}", file=sys.stderr)
         return self.exit_code
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import crashing
+import jobs
 import oracles
 import pyarrow as pa
+import pyarrow.json
 import pyarrow.parquet
 import pytest
 import recording
@@ -165,6 +167,39 @@ def test_fault_03_power_fails_and_unsynced_writes_are_lost(scene: Scene, another
 
     count = at_each([scene, scene.beside(another)], cut, {"names": 0, "contents": 1, "some": 2}[how], step=4)
     assert count > 20, f"only {count} operations were counted"
+
+
+def ids(file: str) -> list[int]:
+    """Those in a file, in order."""
+    rows = pa.json.read_json(file) if file.endswith("jsonl") else pa.parquet.read_table(file)
+    return sorted(rows["id"].to_pylist())
+
+
+@pytest.mark.parametrize("how", ["contents", "some"])
+@pytest.mark.parametrize("name", ["out.parquet", "out.jsonl"])
+def test_fault_03_power_fails_while_a_sink_that_is_one_file_is_made(quick: Path, name: str, how: str) -> None:
+    """At any operation on it, and after a restart that replaces it: if there is a file, it is whole, and the next run
+    goes on.
+    """
+    place = quick / "place"
+    place.mkdir()
+    sink, journal = str(place / name), str(quick / "journal")
+    for rows in (40, 60):
+        source = victims.write_input(str(quick / "in"), rows)
+        jobs.run(source, sink, "scored", journal=journal, verbs={"restart": rows == 60}, workers=0, shard_rows=20)
+    lines = Path(journal, "journal").read_text().splitlines(keepends=True)
+    made = [n for n, line in enumerate(lines) if "/onefile" in line or f'"{sink}"' in line]
+    assert sum(f'"{sink}"' in line for line in lines) == 2, "it is not made by the run's file layer"
+    for until in range(min(made), len(lines) + 1):
+        if until < len(lines) and until - 1 not in made:
+            continue
+        Path(journal, "journal").write_text("".join(lines[:until]))
+        recording.lose_unsynced(journal, str(place), how, seed=until)
+        if os.path.exists(sink):
+            assert ids(sink) in (list(range(40)), list(range(60))), until
+    assert os.path.exists(sink)
+    jobs.run(source, sink, "scored", workers=0, shard_rows=20)
+    assert ids(sink) == list(range(60)) and gm.verify(sink).ok
 
 
 LAID_OUT = {"partition_by": ["group"], "files": 1, "sort_by": ["y"]}

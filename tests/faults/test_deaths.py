@@ -180,6 +180,36 @@ def test_code_that_closes_what_it_has_not_opened(quick: Path, what: str) -> None
         job.run()
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("how", ["none", "closed", "text", "tee", "timer", "descriptors"])
+def test_code_that_changes_what_its_process_prints_to(quick: Path, how: str) -> None:
+    """Replaced or closed streams, and a cancelled timer, end no worker; one that hangs still ends by its limit."""
+    source, heard = victims.write_input(str(quick / "in"), 80, files=1), Heard()
+    args = {"how": how, "once": {"marker": str(quick / "hung"), "at": 66, "what": "hang"}}
+    options = {"workers": 1, "shard_rows": 20, "batch_rows": 10, "batch_timeout": 2.0}
+    report = jobs.job(source, str(quick / "out"), "Unheard", args, **options).run(observer=heard)
+    assert (report.rows_ok, report.rows_dead, heard.deaths()) == (80, 0, 1)
+    oracles.nothing_lost_nothing_twice(str(quick / "out"), list(range(80)))
+    if how != "descriptors":  # nobody can hear it any more
+        (ended,) = [n.text for n in heard.notes if "w0 ended" in n.text]
+        assert re.search(r"a call took longer than its limit of [\d.]+ s, at \S+victims\.py:\d+ in ", ended)
+        assert "it cannot be closed" in "".join(n.text for n in heard.notes)
+    assert ("it is heard" in "".join(n.text for n in heard.notes)) == (how == "tee")
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("how", ["redirected", "none", "closed"])
+def test_a_step_that_keeps_its_process_from_printing(quick: Path, how: str, apart: bool) -> None:
+    """It is nothing to the worker, nor to a step process."""
+    source, root = victims.write_input(str(quick / "in"), 60, files=1), str(quick / "out")
+    steps = [gm.step(victims.silenced, how=how)]
+    options = {"workers": 1, "shard_rows": 20, "batch_rows": 10, "batch_timeout": 3.0, "steps_workers": int(apart)}
+    report = jobs.job(source, root, "slow", {"seconds": 0.2}, steps=steps, **options).run()
+    assert (report.rows_ok, report.rows_dead) == (60, 0)
+    oracles.nothing_lost_nothing_twice(root, list(range(60)))
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["segfault", "exit", "abort"])
 def test_fault_21_rows_that_end_the_process(quick: Path, what: str) -> None:

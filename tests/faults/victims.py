@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
+import io
 import itertools
 import json
 import os
@@ -168,6 +170,64 @@ def once(batch: Batch, marker: str, at: int, what: str, log: str | None = None) 
         open(marker, "w").close()
         HARM[what]()
     return _answer(batch)
+
+
+class Tee:
+    """A stream in two places, without a descriptor, as programs that log everything have it."""
+
+    def __init__(self, *to: Any) -> None:
+        self.to = to
+
+    def write(self, text: str) -> None:
+        for stream in self.to:
+            stream.write(text)
+
+    def flush(self) -> None:
+        for stream in self.to:
+            stream.flush()
+
+
+def _printed_elsewhere(how: str) -> None:
+    if how == "none":
+        sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    elif how == "closed":
+        sys.stdout.close()
+        sys.stderr.close()
+    elif how == "text":
+        sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    elif how == "tee":
+        sys.stdout, sys.stderr = Tee(sys.__stdout__, io.StringIO()), Tee(sys.__stderr__, io.StringIO())  # type: ignore[assignment]
+        print("it is heard")
+    elif how == "timer":
+        faulthandler.cancel_dump_traceback_later()
+    elif how == "descriptors":
+        os.close(2)
+        os.closerange(300, 1000)
+
+
+class Unheard:
+    """Takes the streams or the timer of its process away, in every batch; `once` as the function of that name."""
+
+    def __init__(self, how: str, once: dict[str, Any]) -> None:
+        self.how, self.once = how, once
+
+    def __call__(self, batch: Batch) -> Batch:
+        _printed_elsewhere(self.how)
+        time.sleep(0.3)  # so that the watch is set again after the next batch
+        return once(batch, **self.once)
+
+    def close(self) -> None:
+        raise RuntimeError("it cannot be closed")
+
+
+def silenced(batch: Batch, how: str) -> Batch:
+    """A step that keeps its process from printing: while it works, or for ever."""
+    if how == "redirected":
+        with contextlib.redirect_stderr(io.StringIO()):
+            time.sleep(0.3)
+    else:
+        _printed_elsewhere(how)
+    return {"x": batch["x"]}
 
 
 def fails_from(batch: Batch, marker: str) -> Batch:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +28,20 @@ def noted(x: int, log: str) -> int:
 
 def slow(x: float) -> float:
     """Sleeps so many seconds."""
+    time.sleep(x)
+    return x
+
+
+def unheard(x: float, how: str) -> float:
+    """Takes the streams and the timer of its process away, and sleeps so many seconds."""
+    print("heard")
+    if how == "none":
+        sys.stdout = sys.stderr = None  # type: ignore[assignment]
+    elif how == "closed":
+        sys.stdout.close()
+        sys.stderr.close()
+    elif how == "timer":
+        faulthandler.cancel_dump_traceback_later()
     time.sleep(x)
     return x
 

@@ -269,6 +269,18 @@ def test_timeout(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("how", ["none", "closed", "timer"])
+def test_calls_that_change_what_their_process_prints_to(how: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """They are called all the same, and those that take too long are over."""
+    function = functools.partial(called.unheard, how=how)
+    with within(60):
+        found = gm.map(function, [0.01, 60.0, 0.02], timeout=0.5, return_exceptions=True, max_parallelism=1)
+    assert found[::2] == [0.01, 0.02]
+    assert isinstance(found[1], gm.CallTimeout) and "called.py" in str(found[1])
+    if how == "timer":
+        assert capfd.readouterr().out == "heard\n" * 3
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("retries", [0, 1])
 def test_a_stopped_worker_s_call_is_over_its_time(tmp_path: Path, retries: int) -> None:

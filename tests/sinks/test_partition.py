@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import gristmill as gm
 from gristmill.errors import BadJob
 from gristmill.files.disk import LocalFiles
 from gristmill.sinks import partition
@@ -118,6 +119,14 @@ def test_columns_that_cannot_partition_are_refused(scratch: Any, columns: tuple[
         scratch.written(partitioned(sink_format("parquet"), columns), rows)
     with pytest.raises(BadJob, match="every output column"):
         scratch.written(partitioned(sink_format("parquet"), ("k",)), rows.select(["k"]))
+
+
+def test_a_column_without_a_name_is_refused_when_planning(tmp_path: Path) -> None:
+    """No reader of folders finds it again, a job over the result included."""
+    rows = pa.table({"id": [1, 2], "": ["p", "q"]})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", ""], partition_by=[""])
+    with pytest.raises(gm.BadJob, match="partition_by names '', a column without a name"):
+        gm.Job(rows, lambda batch: {"y": batch["id"]}, sink, workers=0).plan()
 
 
 @settings(max_examples=60, deadline=None)

@@ -157,6 +157,33 @@ def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
     assert once("in/c.parquet", "in")[0] == ["in/c.parquet", "in/d.parquet"]
 
 
+@pytest.mark.parametrize("links", ["hard", "symbolic", "moved"])
+@pytest.mark.parametrize("uris", [["in"], ["before", "in"], ["in/*.parquet"]])
+def test_a_planned_file_keeps_its_name(tmp_path: Path, uris: list[str], links: str) -> None:
+    """Another name of a file that was read, which comes before it or is no link, is not a file in its place."""
+    for folder in ("before", "in"):
+        (tmp_path / folder).mkdir()
+        pq.write_table(pa.table({"x": [len(folder)]}), tmp_path / folder / "d.parquet")
+    old = tmp_path / "in" / "b.parquet"
+    pq.write_table(pa.table({"x": list(range(10))}), old)
+    job = gm.Job([f"{tmp_path}/{uri}" for uri in uris], doubled, str(tmp_path / "out"), workers=0)
+    rows = job.run().rows_ok
+    for folder in {"in", uris[0].partition("/")[0]}:
+        other = tmp_path / folder / "a.parquet"
+        if links == "hard":
+            os.link(old, other)
+        elif links == "symbolic":
+            other.symlink_to(old)
+        elif not old.is_symlink():
+            old.rename(other)
+            old.symlink_to(other)
+    for verbs in ({}, {"append": True}):
+        assert job.run(**verbs).rows_ok == rows
+        assert gm.read(str(tmp_path / "out")).to_table().num_rows == rows
+    job.run(restart=True)
+    assert gm.read(str(tmp_path / "out")).to_table().num_rows == rows
+
+
 def test_a_job_reads_the_rows_of_a_linked_file_once(tmp_path: Path) -> None:
     """And its report says why there are no more."""
     (tmp_path / "in").mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -55,6 +56,9 @@ def test_a_condition_holds_for_rows(expression: str, columns: tuple[str, ...], m
         ("langg = 'en'", r'"langg" not found.*the columns are lang, text'),
         ("n >", "syntax error"),
         ("n", "gives BIGINT, not true or false"),
+        ("columns('Two Words|^n$')", "gives BIGINT, not true or false"),
+        ("columns('^n$|half') > 0 and columns('half') > 0", "Multiple different STAR/COLUMNS"),
+        ("unnest([true, false])", "UNNEST not supported"),
         ("", "is empty"),
         ("n = 1; SELECT 1", "syntax error|more than one"),
         ("n = 1) OR (n IN (SELECT 1)", "selects from another table"),
@@ -74,6 +78,37 @@ def test_what_is_no_condition_is_refused_when_planning(expression: str, said: st
     with pytest.raises(BadJob, match=said) as caught:
         SqlWhere(expression, ROWS.schema)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "columns(*) is not null",
+        "columns('a|b') > 0",
+        "columns(* exclude id) > 0",
+        "columns(lambda c: c <> 'id') is null",
+        "not (columns('a|b') > 0)",
+        "columns('a|b') > 0 or id = 2",
+        "columns(*) > 0 and columns(*) < 6",
+        "coalesce(*columns('a|b')) > 0",
+        "columns('flag')",
+        "columns('flag|a') > 0",
+    ],
+)
+def test_many_columns_are_one_condition_as_to_duckdb(expression: str) -> None:
+    """COLUMNS(…) holds if it holds for each of the columns, as behind WHERE in DuckDB itself."""
+    rows = pa.table(
+        {
+            "id": range(8),
+            "a": [1, None, 3, None, 5, -1, 7, -1],
+            "b": [1, 2, None, None, -5, 6, 7, -1],
+            "flag": [True, True, None, True, True, False, True, True],
+        }
+    )
+    with duckdb.connect() as db:
+        db.register("rows", rows)
+        wanted = [n for (n,) in db.execute(f"SELECT id FROM rows WHERE {expression} ORDER BY id").fetchall()]
+    assert np.flatnonzero(SqlWhere(expression, rows.schema).mask(rows)).tolist() == wanted
 
 
 def test_a_value_that_stops_the_expression_is_told() -> None:

@@ -35,6 +35,11 @@ class Inspections:
         known = (info.file.size, info.file.stamp, info.file.touched)
         return replace(info, file=file) if known == (file.size, file.stamp, file.touched) else None
 
+    @property
+    def paths(self) -> frozenset[str]:
+        """Of all files in earlier plans."""
+        return frozenset().union(*self._found.values())
+
     def has(self, path: str, looked_at: str) -> bool:
         """Whether a file is in an earlier plan, touched since or not."""
         return path in self._found.get(looked_at, {})

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import struct
-import sys
 import threading
 import time
 import zlib
@@ -26,6 +25,7 @@ from gristmill.files.disk import LocalFiles, join
 from gristmill.job.secret import Secret, scrub
 from gristmill.process.failure import EarlierFailure
 from gristmill.process.messages import Failure
+from gristmill.process.ownstderr import say
 from gristmill.shards.counts import summed
 
 SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there at once.
@@ -324,10 +324,7 @@ class Journal:
 
     def _stop(self, error: Exception) -> None:
         self._ended = True
-        print(
-            f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again",
-            file=sys.stderr,
-        )
+        say(f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again")
 
 
 def _write_all(out: Any, data: bytes) -> None:

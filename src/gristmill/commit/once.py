@@ -10,7 +10,6 @@ import os
 import secrets
 import socket
 import sqlite3
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from gristmill.files.sqlitelog import log_ahead
 from gristmill.process.locks import LockFile
+from gristmill.process.ownstderr import say
 
 PATIENCE = 30.0  # seconds: other workers may be writing
 LATE = 1800.0  # seconds after which somebody else asks: whoever does is stopped, or its answer is not to be waited for
@@ -165,5 +165,5 @@ class Once:
 
     def _stop(self, error: Exception) -> None:
         if not self._broken:
-            print(f"{self._folder}: {error}: equal requests are asked once a worker", file=sys.stderr)
+            say(f"{self._folder}: {error}: equal requests are asked once a worker")
         self._broken = True

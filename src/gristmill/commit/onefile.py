@@ -15,7 +15,8 @@ from gristmill.commit.documents import Live
 from gristmill.commit.generation import decode_schema
 from gristmill.commit.publication import published
 from gristmill.errors import BadJob, CorruptStore
-from gristmill.files.disk import LOCAL, META, join, sha256_of
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, META, LocalFiles, join, sha256_of
 from gristmill.files.document import Document
 from gristmill.job.uris import file_of
 from gristmill.sinks.contract import SinkFormat, WorkFile
@@ -45,20 +46,21 @@ def refuse_foreign(root: str, overwrite: bool) -> None:
     )
 
 
-def settle(root: str, form: SinkFormat, options: Any, overwrite: bool) -> None:
+def settle(root: str, form: SinkFormat, options: Any, overwrite: bool, files: Files) -> None:
     """Bring the file up to date with what is published. Idempotent; the caller holds the sink's lease. Raises as
     `refuse_foreign`: somebody may have saved a file of that name while the run scored.
     """
     file = file_of(root)
     if file is None:
         return
+    assert isinstance(files, LocalFiles), files  # an object store has no such sinks
     body = published(root)
     rows, noted = [f for f in body.live() if f.role == "rows"], _noted(root)
     if noted.of == _digests(rows) and _ours(file, replace(noted, stamps=noted.stamps[-1:])):
         return
     work = join(root, META, "onefile")
-    LOCAL.remove_folder(work)  # left by a run that was killed here
-    LOCAL.make_folder(work)
+    files.remove_folder(work)  # left by a run that was killed here
+    files.make_folder(work)
     for part in rows:
         if sha256_of(join(root, part.name)) != part.sha256:
             raise CorruptStore(
@@ -67,43 +69,41 @@ def settle(root: str, form: SinkFormat, options: Any, overwrite: bool) -> None:
             )
     if len(rows) == 1:  # a copy: people edit files in place
         made = join(work, secrets.token_hex(6))
-        shutil.copyfile(join(root, rows[0].name), made)
+        with open(join(root, rows[0].name), "rb") as source, files.create(made) as out:
+            shutil.copyfileobj(source, out, 1 << 20)
+            files.sync(out)
     else:  # what was appended and retried is in files of its own
         parts = [WorkFile(join(root, f.name), f.name, f.rows) for f in rows]
         schema = decode_schema(body.body.output_schema)
-        (written,) = form.merge(LOCAL, work, parts, "whole", secrets.token_hex(6), schema, options)
+        (written,) = form.merge(files, work, parts, "whole", secrets.token_hex(6), schema, options)
         made = written.path
         if written.rows != sum(f.rows for f in rows):
             raise CorruptStore(f"{file}: {written.rows} rows were written of {sum(f.rows for f in rows)}")
-    LOCAL.settle([made])
+    files.settle([made])
     digest = sha256_of(made)
     if len(rows) == 1 and digest != rows[0].sha256:
         raise CorruptStore(f"{file}: what was copied is not what was read: check the disk, then run again")
     refuse_foreign(root, overwrite)
     # Until it is replaced, the file as it is now is ours, too; one that is overwritten never becomes so.
     before = (_stamp(file),) if os.path.exists(file) and _ours(file, noted) else ()
-    LOCAL.write_over(_note(root), Note(_digests(rows), digest, (*before, _stamp(made))).dump())
-    _put(made, file, before, overwrite)
-    LOCAL.sync_folder(os.path.dirname(file))
-    LOCAL.remove_folder(work)
+    files.write_over(_note(root), Note(_digests(rows), digest, (*before, _stamp(made))).dump())
+    _put(made, file, before, overwrite, files)
+    files.settle([file])
+    files.remove_folder(work)
 
 
-def _put(made: str, file: str, before: tuple[Stamp, ...], overwrite: bool) -> None:
+def _put(made: str, file: str, before: tuple[Stamp, ...], overwrite: bool, files: LocalFiles) -> None:
     """Give the new file its name, unless one that is not ours has it. Raises BadJob."""
     if overwrite or (before and os.path.isfile(file) and _stamp(file) in before):
-        return LOCAL.replace(made, file)
+        return files.replace(made, file)
     try:
-        os.link(made, file)  # unlike a rename, replaces nothing
+        files.link(made, file)  # unlike a rename, replaces nothing
     except FileExistsError:
         raise BadJob(
             f"sink {file}: somebody wrote this file just now: move it away and run again, which makes the file of what "
             "is published, or --overwrite (overwrite=True) to replace it"
         ) from None
-    except OSError:  # a file system without hard links
-        if os.path.lexists(file):
-            raise
-        return LOCAL.replace(made, file)
-    os.unlink(made)
+    files.remove(made)
 
 
 def differs(root: str) -> str | None:

@@ -150,7 +150,7 @@ def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[
         with contextlib.suppress(CorruptStore, FileNotFoundError):
             publishing.settle(c.root, c.files)
             if publication.latest(c.root, c.files) is not None:
-                onefile.settle(c.root, r.sink_format, c.sink.options, c.sink.overwrite)
+                onefile.settle(c.root, r.sink_format, c.sink.options, c.sink.overwrite, c.files)
         yield Opened(**vars(c), lease=lease, resolved=r)
 
 

@@ -192,7 +192,7 @@ def resolve(
         stored: Mapping[str, Kinds] = pinned.kinds
         source = replace(source, format=pinned.form, storage={})
     else:
-        fs, listed, stored, doubled = _listed(source)
+        fs, listed, stored, doubled = _listed(source, known.paths if known else frozenset())
     source_format = formats.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
@@ -313,9 +313,9 @@ def _described(
 # ---------------------------------------------------------------- the source
 
 
-def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
+def _listed(source: Source, planned: frozenset[str]) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
     """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile), the types by
-    path of columns in a sink's folder names, and notes on files with two names.
+    path of columns in a sink's folder names, and notes on files with two names, which go by those that are `planned`.
     """
     from gristmill.sources import openreaders, paths
 
@@ -324,7 +324,7 @@ def _listed(source: Source) -> tuple[Any, list[SourceFile], dict[str, Kinds], li
     before = None
     while True:
         doubled: list[str] = []
-        fs, listed = paths.resolve(revealed, doubled.append)
+        fs, listed = paths.resolve(revealed, doubled.append, planned)
         alone, stored, sinks = published_alone(listed)
         if not sinks or sinks == before:
             break

@@ -43,7 +43,7 @@ class Published:
 def untouched(at: Opened) -> Published:
     """The outcome of a run that had nothing to do."""
     indexing.again(at)
-    onefile.settle(at.root, at.resolved.sink_format, at.sink.options, at.sink.overwrite)
+    onefile.settle(at.root, at.resolved.sink_format, at.sink.options, at.sink.overwrite, at.files)
     _reduced_anew(at)
     publish.sweep(at.root, at.files)
     report = summary.untouched(at)
@@ -94,7 +94,7 @@ def published(s: Scored) -> Published:
     updated = updatecounts.counted(s)
     record = _sealed(s, _record(s, whole, reducer, updated), done)
     publish.publish(s.generation, record, whole.live, None if index is None else index.index)
-    onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite)
+    onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite, s.files)
     _tell(s, counts)
     report = summary.finished(s, replace(whole, live=[*live, *(() if index is None else index.index.files)]))
     report = replace(report, drift=compared.drift, updated=updated)

@@ -15,13 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from traceback import print_exception
+from traceback import format_exception
 from types import ModuleType
 from typing import Any, BinaryIO, NoReturn
 
 from gristmill.process.interrupts import ENDING
 from gristmill.process.liveness import give_signs, sign
 from gristmill.process.messages import CLOSED, Elsewhere, Event, Item, Outcome, Portion, Started, Taken
+from gristmill.process.ownstderr import flush, keep, say
 from gristmill.process.pickling import from_value
 from gristmill.process.startup import become_worker, heed_no_signals, print_whole_lines
 
@@ -56,6 +57,7 @@ def serve(imports: Sequence[str] = (), *, forked: bool = False) -> NoReturn:
     """
     gc.disable()  # nothing that imports and models leave is garbage, and looking for it takes a twelfth of a short run
     commands, reports = _own_pipes()
+    keep()
     print_whole_lines()
     heed_no_signals()
     for module in imports:
@@ -80,8 +82,7 @@ def serve(imports: Sequence[str] = (), *, forked: bool = False) -> NoReturn:
             except BrokenPipeError:
                 raise  # the driver is gone
             except (OSError, ValueError) as e:  # in whichever thread: nobody would hear of it, and wait
-                with contextlib.suppress(OSError):
-                    os.write(2, f"a worker cannot report any more ({e}): was its pipe closed by user code?\n".encode())
+                say(f"a worker cannot report any more ({e}): was its pipe closed by user code?")
                 os._exit(CLOSED)
 
     items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
@@ -90,7 +91,7 @@ def serve(imports: Sequence[str] = (), *, forked: bool = False) -> NoReturn:
     def unread(error: BaseException) -> NoReturn:  # later messages would never be done
         from gristmill.process.failure import failure_of
 
-        print_exception(error)
+        say("".join(format_exception(error)))
         with contextlib.suppress(OSError):
             emit(Outcome(name, "", None, failure_of(error)))
         os._exit(1)
@@ -117,8 +118,7 @@ def serve(imports: Sequence[str] = (), *, forked: bool = False) -> NoReturn:
         with contextlib.suppress(OSError):
             emit(Outcome(name, "", None, failure_of(e, "load" if not opened else "other")))
         code = 1 if not opened else 70
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     os._exit(code)  # user threads and C++ teardown must not keep a finished worker alive
 
 

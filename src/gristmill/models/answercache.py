@@ -6,12 +6,12 @@ import hashlib
 import json
 import os
 import sqlite3
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gristmill.errors import BadModel
 from gristmill.files.sqlitelog import log_ahead
+from gristmill.process.ownstderr import say
 
 PATIENCE = 30.0  # seconds: other workers may be writing
 
@@ -68,7 +68,7 @@ class AnswerCache:
     def _stop(self, error: Exception) -> None:
         """Say it once: rows do not depend on it, and their journal keeps what this run was answered."""
         if not self._broken:
-            print(f"cache {self._path}: {error}: it keeps no more answers of this run", file=sys.stderr)
+            say(f"cache {self._path}: {error}: it keeps no more answers of this run")
         self._broken = True
 
     def close(self) -> None:

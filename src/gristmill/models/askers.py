@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from gristmill.models.inflight import Coroutines
 from gristmill.models.paid import Paid
 from gristmill.models.replies import Unanswered, UnderWay
 from gristmill.models.rowfunction import LoadedRows
+from gristmill.process.ownstderr import say
 
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 L = TypeVar("L", bound="LoadedAsker")
@@ -140,7 +140,7 @@ class LoadedAsker(LoadedRows):
         if batches:
             self._told = True
             which = ", ".join(batches[:3])
-            print(f"{which}: under way at the provider, and not waited for without batch_api", file=sys.stderr)
+            say(f"{which}: under way at the provider, and not waited for without batch_api")
 
     def _kept(self, answer: Answer) -> Any:
         return dict(answer)

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import sys
 import threading
 import time
 from collections import Counter
@@ -40,6 +39,7 @@ from gristmill.models.results import TURN
 from gristmill.models.spending import LOOK, PATIENCE
 from gristmill.models.usual import most_tokens
 from gristmill.process.failure import Unasked
+from gristmill.process.ownstderr import say
 from gristmill.shards.counts import summed
 
 TRIES = 3  # batches that a request may be in without an answer
@@ -435,10 +435,9 @@ class Bulk:
         try:
             await asyncio.wait_for(self._course.through(batch), self._provided.desk.limit)
         except (asyncio.TimeoutError, RunFailed) as e:  # which is no reason to stop: nothing of it is needed
-            print(
+            say(
                 f"{batch.id or batch.name}: under way at the provider, and not waited for, as its rows have their "
-                f"answers: what it may cost is counted{f' ({e})' if str(e) else ''}",
-                file=sys.stderr,
+                f"answers: what it may cost is counted{f' ({e})' if str(e) else ''}"
             )
             await self._course.results.count(batch)
 

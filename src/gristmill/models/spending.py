@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -25,6 +24,7 @@ from gristmill.models.outcomes import filtered
 from gristmill.models.purse import Purse
 from gristmill.models.replies import tokens_in, usage_of
 from gristmill.models.usual import Usual, most_tokens
+from gristmill.process.ownstderr import say
 
 SHARE = "_requests"  # in a reply that whoever was asked has made of a part of another: that of the request
 ANSWERS_TOKENS = ("completion_tokens", "output_tokens")  # names of what a usage has of an answer
@@ -125,10 +125,9 @@ class Spending:
             made = max(made, letters_in(reply, path) / LETTERS if most is None else most)
         if self._prices is not None and not self._estimates:
             self._estimates = True
-            print(
+            say(
                 "the endpoint does not say what requests take (usage): their cost is an estimate, by the length of "
-                "prompts and max_tokens, or the length of answers",
-                file=sys.stderr,
+                "prompts and max_tokens, or the length of answers"
             )
         rest = told.get("total_tokens", 0.0) - made
         return given or max(self._usual.tokens(size, None)[0], rest), made

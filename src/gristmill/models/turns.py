@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 
 from gristmill.errors import BadJob
 from gristmill.models.ending import Ending
 from gristmill.models.pace import Beat, Pace
+from gristmill.process.ownstderr import say
 from gristmill.process.shared import Shared
 
 LOOK = 0.25  # seconds between two looks at the limit of tokens
@@ -45,7 +45,7 @@ class Turns:
         try:
             self._shared = Shared(run, self._share, beat + Pace.size_for(self._rates[1]))
         except (OSError, BadJob) as e:
-            print(f"limits are shared evenly, whoever has something to send: {e}", file=sys.stderr)
+            say(f"limits are shared evenly, whoever has something to send: {e}")
             return
         numbers = self._shared.numbers
         self._requests, self._tokens = Beat(None, numbers[:beat]), Pace(None, numbers[beat:])

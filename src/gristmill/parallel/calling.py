@@ -21,7 +21,9 @@ from gristmill.errors import PlanChanged
 from gristmill.parallel import transport
 from gristmill.parallel.pickles import Bundle, Unread, opened, seal_back
 from gristmill.parallel.transport import Fault, Parcel, fault_of
+from gristmill.process.deadline import Deadline
 from gristmill.process.messages import Emit, Event, Failure, Item, Outcome, Printed
+from gristmill.process.ownstderr import flush, say
 from gristmill.process.startup import UserCode, thread_variables
 
 if TYPE_CHECKING:
@@ -85,14 +87,15 @@ class CallStages:
 
     def open(self, name: str, emit: Emit) -> CallWorker:
         """Nothing here is slow: slow work is done by the function's first call. Its prints are sent line by line."""
-        sys.stdout, transport.plain = Told(name, emit), self.plain
+        told = Told(name, emit)
+        sys.stdout, transport.plain = told, self.plain
         held, modules, _ = self.planned
         if held:
             from gristmill.fingerprint.pins import unlike
 
             for text in unlike(held, modules):
-                print(f"warning: {text}", file=sys.stderr)
-        return CallWorker(self, name)
+                say(f"warning: {text}")
+        return CallWorker(self, name, told)
 
 
 CORES = "GRISTMILL_CORES"  # cores that a map may use: set in workers, so that nested maps do not multiply
@@ -101,24 +104,27 @@ CORES = "GRISTMILL_CORES"  # cores that a map may use: set in workers, so that n
 class CallWorker:
     """Calls the function for the inputs it is given. The function object stays, with whatever it stores on itself."""
 
-    def __init__(self, stages: CallStages, name: str) -> None:
+    def __init__(self, stages: CallStages, name: str, told: Told) -> None:
         self._stages = stages
+        self._told = told
         self._name = name
         self._stopping = threading.Event()
-        self._late: int | None = None
         self._planned: Planned | None = None
         _, modules, files = stages.planned
         if modules or files:
             from gristmill.fingerprint.pins import Planned
 
             self._planned = Planned(modules, files, "call the map again")
+        late = None
         if stages.timeout is not None and stages.folder is not None:
-            self._late = os.open(_late_path(stages.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
+            late = os.open(_late_path(stages.folder, name), os.O_WRONLY | os.O_CREAT, 0o600)
+        self._deadline = Deadline(late)
 
     def silence(self) -> float:
         """See messages.Worker. A call without a timeout may hold the GIL for ever: it is given up only if its process
         is stopped, which is reported to the parent.
         """
+        self._deadline.enforce()
         return math.inf if self._stages.timeout is None else self._stages.timeout
 
     def stop(self) -> None:
@@ -151,7 +157,8 @@ class CallWorker:
                     return
                 emit(Some(self._name, item.key, batch.answers()))
                 batch = _Batch(self._stages.folder)
-        sys.stdout.flush()
+        flush()
+        self._told.flush()  # also if the call has put something else in its place
         changed = self._changed()
         emit(Outcome(self._name, item.key, batch.answers() if changed is None else None, changed))
 
@@ -179,16 +186,11 @@ class CallWorker:
     def _arm(self) -> None:
         """End the process, with its stacks written, if the call takes too long, even if it holds the GIL."""
         if self._stages.timeout is not None:
-            import faulthandler
-
-            file = sys.stderr if self._late is None else self._late
-            faulthandler.dump_traceback_later(self._stages.timeout, exit=True, file=file)
+            self._deadline.set(self._stages.timeout)
 
     def _disarm(self) -> None:
         if self._stages.timeout is not None:
-            import faulthandler
-
-            faulthandler.cancel_dump_traceback_later()
+            self._deadline.clear()
 
 
 def _late_path(folder: str, worker: str) -> str:

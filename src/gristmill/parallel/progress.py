@@ -7,6 +7,9 @@ import time
 from types import TracebackType
 from typing import Any
 
+from gristmill.observe.streams import is_terminal
+from gristmill.process.ownstderr import say
+
 
 class Line:
     """Shown on stderr while a map runs, and gone afterwards. What calls print appears above it."""
@@ -16,7 +19,7 @@ class Line:
         self._total = total
         self._shown: Any = None
         self._task: Any = None
-        self._wanted = wanted and sys.stderr is not None and sys.stderr.isatty()
+        self._wanted = wanted and is_terminal(sys.stderr)
         self._said = 0.0
         self._begun = time.monotonic()
 
@@ -36,8 +39,7 @@ class Line:
 
     def say(self, text: str) -> None:
         """A line for a person, even without a terminal."""
-        if sys.stderr is not None:
-            print(f"{self._name}: {text}", file=sys.stderr, flush=True)
+        say(f"{self._name}: {text}")
 
     def _start(self) -> None:
         from rich.console import Console
@@ -52,7 +54,7 @@ class Line:
             console=Console(stderr=True),
             transient=True,
             # Text printed here goes above the line, unless it was redirected on purpose.
-            redirect_stdout=sys.stdout is not None and sys.stdout.isatty(),
+            redirect_stdout=is_terminal(sys.stdout),
         )
         self._task = self._shown.add_task(self._name, total=self._total, running=0, rate="")
         self._shown.start()

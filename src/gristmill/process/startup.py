@@ -219,6 +219,7 @@ class WholeLines(io.TextIOWrapper):
 
     def __init__(self, stream: TextIO) -> None:
         self._begun: dict[int, str] = {}  # by thread
+        self._of = stream  # when it is collected, it closes what is below both
         super().__init__(stream.buffer, stream.encoding, stream.errors, write_through=True)
 
     def write(self, text: str) -> int:
@@ -236,9 +237,13 @@ class WholeLines(io.TextIOWrapper):
 
 
 def print_whole_lines() -> None:
-    """Replace this process's stdout and stderr with such streams."""
+    """Replace this process's stdout and stderr with such streams, for good: one that user code has replaced would be
+    collected and close what `sys.__stderr__` writes to.
+    """
     for name in ("stdout", "stderr"):
-        setattr(sys, name, WholeLines(getattr(sys, name)))
+        stream = WholeLines(getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def heed_no_signals() -> None:

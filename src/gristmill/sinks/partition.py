@@ -33,6 +33,11 @@ def partitioned(form: SinkFormat, columns: tuple[str, ...]) -> SinkFormat:
 
     Work files are in one folder; `publish` names the partition's.
     """
+    if "" in columns:
+        raise BadJob(
+            "partition_by names '', a column without a name, which no reader of folders finds in names such as `=1`: "
+            "give it a name in a step"
+        )
     return Partitioned(form, tuple(columns))
 
 

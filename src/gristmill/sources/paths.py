@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -84,17 +84,20 @@ class Storage:
         return max(found, key=lambda m: len(m.prefix))
 
 
-def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[Storage, list[SourceFile]]:
+def resolve(
+    source: Source, tell: Callable[[str], None] | None = None, planned: Collection[str] = ()
+) -> tuple[Storage, list[SourceFile]]:
     """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
-    lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files.
+    lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files. A file
+    goes by the name that it has in `planned`, the paths of an earlier plan, if it still has that.
 
     Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
     .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
     path is missing, a folder is empty or a glob matches nothing.
     """
     mounts: dict[str, Mount] = {}
-    files: dict[str, SourceFile] = {}
-    met, again = Met(), list[str]()
+    listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
+    met = Met()
     for uri in source.uri:
         path, mount = _place(uri, source.storage)
         known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
@@ -107,16 +110,21 @@ def resolve(source: Source, tell: Callable[[str], None] | None = None) -> tuple[
                     f"{redact(uri)}: is a Delta table, whose files are not all its rows: give its address as "
                     f"delta+{redact(uri)}; or format='parquet' (--source-format parquet) for all files in it"
                 )
-            for inner, entry in met.new(listed, listed[0][0] == path, again):
-                public = known.public(inner)
-                file = SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:]))
-                files.setdefault(public, file)
+            named = listed[0][0] == path
+            listings.append((known, start, named, listed))
+            met.expect([one for one in listed if known.public(one[0]) in planned], named)
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
         except StoreAway as e:
             raise RunFailed(f"{e}: run again when the store answers") from e
         except OSError as e:
             raise BadSource(f"{redact(uri)}: cannot be listed: {redact(' '.join(str(e).split()))}") from e
+    files: dict[str, SourceFile] = {}
+    again = list[str]()
+    for mount, start, named, listed in listings:
+        for inner, entry in met.new(listed, named, again):
+            public = mount.public(inner)
+            files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:])))
     if again and tell is not None:
         more = f"; and {len(again) - _TOLD} more" if len(again) > _TOLD else ""
         tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
@@ -284,10 +292,19 @@ class Met:
 
     def __init__(self) -> None:
         self._met: dict[str, list[tuple[str, bool]]] = {}  # by inode: the names, and whether they were named outright
+        self._expected: set[str] = set()
+
+    def expect(self, listed: list[tuple[str, Entry]], named: bool) -> None:
+        """These names will come, and count rather than others of the same files."""
+        for path, entry in listed:
+            if entry.inode and entry.inode not in self._met:
+                self._met[entry.inode] = [(path, named)]
+                self._expected.add(path)
 
     def new(self, listed: list[tuple[str, Entry]], named: bool, again: list[str]) -> list[tuple[str, Entry]]:
         """The files of one listing that no other name has led to; a note on each of the others goes to `again`. Of two
-        names in a listing, the one that is not a link counts, else the first. `named`: it is one file, named outright.
+        names, the expected one counts; else of two in a listing the one that is not a link, else the first. `named`: it
+        is one file, named outright.
         """
         count = Counter(entry.inode for _, entry in listed)
         above = os.path.commonpath([path for path, _ in listed]) if max(count.values()) > 1 and any(count) else ""
@@ -300,6 +317,10 @@ class Met:
 
         fresh = []
         for path, entry in sorted(listed, key=linked):
+            if path in self._expected:
+                self._expected.remove(path)
+                fresh.append((path, entry))
+                continue
             met = self._met.setdefault(entry.inode, []) if entry.inode else []
             twin = next((p for p, outright in met if _same(p, path, entry, named and outright)), None)
             if twin is None:

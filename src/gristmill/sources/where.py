@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 import threading
@@ -75,16 +76,20 @@ class SqlWhere:
             db = self._db()
             db.register("rows", _readable(rows, self.columns))
             try:
-                found = db.execute(f"SELECT coalesce((\n{self.expression}\n), false) AS holds FROM rows").fetchnumpy()[
-                    "holds"
-                ]
+                found = db.execute(self._evaluated).fetchnumpy()
             except Exception as e:
                 raise BadJob(
                     f"{self._named}: {_line(e)} (TRY_CAST gives null where a value cannot be converted)"
                 ) from e
             finally:
                 db.unregister("rows")
-        return np.asarray(np.ma.filled(found, False), dtype=bool)
+        first, *others = (np.asarray(np.ma.filled(holds, False), dtype=bool) for holds in found.values())
+        return functools.reduce(np.logical_and, others, first)
+
+    @property
+    def _evaluated(self) -> str:
+        """The SQL that decides, also in `_check`. COLUMNS(…) makes several columns of it, all of which must hold."""
+        return f"SELECT (\n{self.expression}\n) AS holds FROM rows"
 
     @property
     def _named(self) -> str:
@@ -103,18 +108,18 @@ class SqlWhere:
         return found
 
     def _check(self, schema: pa.Schema) -> None:
-        """Bind the expression against the columns' types."""
+        """Bind the expression against the columns' types: as a condition, which has no aggregates, and as evaluated."""
         db = self._db()
         try:
             db.register("rows", _readable(schema.empty_table(), self.columns))
             db.execute(f"SELECT 1 FROM rows WHERE (\n{self.expression}\n)").fetchall()
-            kind = db.execute(f"DESCRIBE SELECT (\n{self.expression}\n) AS holds FROM rows").fetchall()[0][1]
+            kinds = [kind for _, kind, *_ in db.execute(f"DESCRIBE {self._evaluated}").fetchall()]
         except Exception as e:
             raise BadJob(f"{self._named}: {_line(e)}; the columns are {', '.join(schema.names)}") from e
         finally:
             db.unregister("rows")
-        if kind not in ("BOOLEAN", "NULL", '"NULL"'):
-            raise BadJob(f"{self._named} gives {kind}, not true or false: compare it with something")
+        if unfit := [kind for kind in kinds if kind not in ("BOOLEAN", "NULL", '"NULL"')]:
+            raise BadJob(f"{self._named} gives {unfit[0]}, not true or false: compare it with something")
 
 
 def _columns(where: SqlWhere, names: list[str]) -> Iterator[str]:

@@ -80,6 +80,7 @@ class PrepareWorker:
         self._stopping.set()
 
     def silence(self) -> float:
+        self._watch.enforce()
         return self._watch.limit
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import math
 import queue
 import secrets
-import sys
 import threading
 import time
 import traceback
@@ -30,6 +29,7 @@ from gristmill.files.disk import LocalFiles, join
 from gristmill.models.contract import Bulk, BulkModel, RowModel
 from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick, Waiting
+from gristmill.process.ownstderr import say
 from gristmill.shards.counts import summed
 from gristmill.worker.bisection import ModelBroken, Stage
 from gristmill.worker.heap import resident
@@ -137,6 +137,7 @@ class ShardWorker:
         """See messages.Worker. Current work has its limit from the watch; a write that does not return, which nothing
         can end, has the limit of loading.
         """
+        self._watch.enforce()
         since = self._writing
         stuck = since is not None and time.monotonic() - since > max(self._watch.limit, LOADING)
         return None if stuck else self._watch.limit
@@ -205,8 +206,7 @@ class ShardWorker:
         except KeyboardInterrupt:
             raise
         except BaseException:  # also SystemExit
-            print(f"{self._name}: the model's close() failed; its rows are done:", file=sys.stderr)
-            traceback.print_exc()
+            say(f"{self._name}: the model's close() failed; its rows are done:\n{traceback.format_exc()}")
         finally:
             told.cancel()
             self._watch.rest()
@@ -517,7 +517,7 @@ class ShardWorker:
         try:
             journal.remove()
         except Exception as e:
-            print(f"{self._name}: answers of a committed shard could not be removed ({e})", file=sys.stderr)
+            say(f"{self._name}: answers of a committed shard could not be removed ({e})")
 
     def _done_with(self, key: str) -> None:
         """Nothing of a shard's bulk is needed any more."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from gristmill.errors import BadJob
 from gristmill.process.liveness import LOADING, give_signs, patience, sign
 from gristmill.process.messages import Alive, Elsewhere, Event, Item, Outcome, Portion
+from gristmill.process.ownstderr import keep, say
 from gristmill.process.pickling import by_value
 from gristmill.process.spawning import Spawner, mortal
 from gristmill.process.startup import become_worker, heed_no_signals, print_whole_lines
@@ -179,11 +180,9 @@ class _Process:
         """A stopped or stuck process is nobody's fault: its worker ends as if killed from outside, and another one
         takes over its items. While the kernel holds it the process may not die; nobody waits for that.
         """
-        print(
+        say(
             f"the step process ({self._name}) is given up after {self._patience:.0f} s without a sign of life: "
-            "stopped, stuck or unreachable",
-            file=sys.stderr,
-            flush=True,
+            "stopped, stuck or unreachable"
         )
         self._popen.kill()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -194,7 +193,7 @@ class _Process:
         """
         code = self._popen.wait()
         how = f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
-        print(f"the step process ({self._name}) {how}", file=sys.stderr, flush=True)
+        say(f"the step process ({self._name}) {how}")
         if code < 0:
             os.kill(os.getpid(), -code)
         os._exit(code if code > 0 else 70)
@@ -211,6 +210,7 @@ class _Process:
 
 def serve(fd: int, held: int) -> None:
     """The whole life of a step process: make windows of the items it is sent, a few ahead of the worker."""
+    keep()
     print_whole_lines()
     with socket.socket(fileno=fd) as line:
         heed_no_signals()
@@ -265,7 +265,7 @@ def _obey(line: socket.socket, items: queue.SimpleQueue[Item], room: threading.S
     except (EOFError, OSError):
         os._exit(0)
     except BaseException:  # an unreadable item would never be done, so end: nobody then waits for it
-        traceback.print_exc()
+        say(traceback.format_exc())
         os._exit(1)
 
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
+from gristmill.process.deadline import Deadline
 from gristmill.process.failure import LATE_BY
-
-if TYPE_CHECKING:
-    pass
-
 
 T = TypeVar("T")
 MONTH = 2_592_000.0  # seconds: timers do not take arbitrarily large numbers on any platform
@@ -23,10 +19,6 @@ SLOWEST = 20  # design §4: a model call may take this many times the slowest on
 
 def _unheard(limit: float) -> None:
     pass
-
-
-def _end_after(seconds: float) -> None:
-    faulthandler.dump_traceback_later(min(seconds * LATE_BY, MONTH), exit=True)
 
 
 class Watch:
@@ -44,6 +36,8 @@ class Watch:
         self.say: Callable[[float], None] = _unheard  # called when the limit has grown, before it is used
         self._since: float | None = None
         self._armed = -1e9
+        self._deadline = Deadline()
+        self._clock = time.monotonic  # user code may replace it
         self._lock = threading.Lock()
 
     @property
@@ -53,13 +47,13 @@ class Watch:
     def load(self) -> None:
         """From now on imports and models are being loaded, until the next call."""
         if self._least is not None:
-            _end_after(max(self._least, LONGEST_LOAD))
+            self._end_after(max(self._least, LONGEST_LOAD))
 
     def beat(self) -> None:
         if self._least is None:
             return
         with self._lock:
-            now = time.monotonic()
+            now = self._clock()
             if self._since is not None:
                 self._slowest = max(self._slowest, now - self._since)
             self._since = now
@@ -69,7 +63,7 @@ class Watch:
                 self.say(limit)
             if now - self._armed > limit / 50:  # arming starts a thread, so not at every batch of a quick model
                 self._armed = now
-                _end_after(limit)
+                self._end_after(limit)
 
     def over(self, values: Iterator[T]) -> Iterator[T]:
         """The values, with a sign of life before each is made."""
@@ -86,4 +80,11 @@ class Watch:
         if self._least is not None:
             with self._lock:
                 self._since, self._armed = None, -1e9
-                faulthandler.cancel_dump_traceback_later()
+                self._deadline.clear()
+
+    def enforce(self) -> None:
+        """End the process if its time is over and the timer was cancelled, by user code. Called from time to time."""
+        self._deadline.enforce()
+
+    def _end_after(self, seconds: float) -> None:
+        self._deadline.set(min(seconds * LATE_BY, MONTH))
