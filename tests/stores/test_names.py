@@ -54,6 +54,16 @@ def test_names_that_are_ours_are_refused(shop: Shop, tmp_path: Path) -> None:
     assert shop.seen("scores") == seen
 
 
+@pytest.mark.parametrize("name", ["asked", "given", "t", "a"])
+def test_tables_that_are_named_as_something_in_a_query(name: str, tmp_path: Path) -> None:
+    """Are delivered to and looked up like others."""
+    for store in ("duckdb", "sqlite"):
+        address = f"{store}://{tmp_path}/x.{store}#{name}"
+        _job(tmp_path / store, address).run()
+        with gm.lookup(address) as lookup:
+            assert [row and row["id"] for row in lookup.get_many([1, 5])] == [1, None]
+
+
 def test_a_key_of_redis_that_others_have(redis_server: str, tmp_path: Path) -> None:
     """A hash that gristmill did not write keeps its fields; and so does what is no hash."""
     import redis

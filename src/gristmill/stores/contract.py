@@ -283,7 +283,7 @@ class Housed(Protocol):
         ...
 
 
-def refuse_ours(place: Place, name: str, ours: str) -> None:
+def refuse_ours(place: Place, name: str, ours: str = STAGED) -> None:
     """Raises BadJob for a name that is one of a staging place, or one to which the expression `ours` leads: what is
     kept there of other targets would be taken for rows of this one.
     """

@@ -378,10 +378,10 @@ class FileReader:
             if own := [n for n in wanted if declared[n] == "UUID"]:
                 keys = retold(keys, list(wanted), dict.fromkeys(own, uuid_text))
             asked_for = asked(keys, wanted, self._place.shown, mark)
-            connection.register("asked", asked_for)
+            connection.register(ROWS, asked_for)
             same = " AND ".join(f"t.{quoted(n)} = a.{quoted(n)}" for n in wanted)
-            found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN asked AS a ON {same}").to_arrow_table()
-            connection.unregister("asked")
+            found = connection.sql(f"SELECT t.* FROM {table} AS t SEMI JOIN {ROWS} AS a ON {same}").to_arrow_table()
+            connection.unregister(ROWS)
         return mark, restored(found, asked_for, mark, self._place.shown)
 
     def nearest(self, search: Search) -> Near:

@@ -391,16 +391,13 @@ def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
 
 
 Found = TypeVar("Found")
-# The types of keys in columns of others; what has another one is given as text.
-_PLAIN = {
+# The types of values in columns; keys of columns that others made with another one are given as text.
+_HELD = {
     "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "real": pa.float32(),
     "double precision": pa.float64(), "date": pa.date32(), "bytea": pa.binary(),
     "timestamp without time zone": pa.timestamp("us"), "timestamp with time zone": pa.timestamp("us", "UTC"),
+    "time without time zone": pa.time64("us"), "interval": pa.duration("us"),
 }  # fmt: skip
-# The types of values in columns that were delivered.
-_HELD = {**_PLAIN, "time without time zone": pa.time64("us"), "interval": pa.duration("us")}
-
-
 _WHOLE = {"character": "bpchar", "bit": "bit varying"}  # types that are of length 1 where none is said
 _TEXTS = ("text", "character varying", "character", "citext", "name")
 

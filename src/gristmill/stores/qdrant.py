@@ -82,7 +82,7 @@ class Qdrant:
     def open(place: Place) -> Store:
         """The collections, over a connection that is made now."""
         store = Collections(place)
-        refuse_ours(place, place.name, r"gm_[0-9a-f]{10}_first_turn$")
+        refuse_ours(place, place.name)
         store.names()
         return store
 

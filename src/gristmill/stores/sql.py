@@ -20,7 +20,8 @@ from gristmill.stores.packing import alike, told
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MARKS, PARTS, ROWS = "gristmill_marks", "gristmill_parts", "gristmill_rows"  # the last is a view, while rows are loaded
+MARKS, PARTS = "gristmill_marks", "gristmill_parts"
+ROWS = "gristmill_rows"  # a view, of what is loaded or looked up
 _OURS = {
     MARKS: "(target TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (target, sink))",
     PARTS: "(stage TEXT NOT NULL, part TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (stage, part))",
