@@ -20,6 +20,7 @@ from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates, Running
 from gristmill.job.secret import Secret
+from gristmill.job.schedule import Schedule
 from gristmill.job.specs import (
     _OF_ENDPOINTS,
     Call,
@@ -80,6 +81,9 @@ OTHER: dict[tuple[type, str], Any] = {
     (JobSpec, "on_nan"): "keep",
     (JobSpec, "on_new_files"): "append",
     (JobSpec, "audit"): (one,),
+    (JobSpec, "schedule"): Schedule("@daily"),
+    (JobSpec, "deadline"): "06:00",
+    (JobSpec, "on_deadline"): "stop",
     (JobSpec, "reduce"): one,
     (JobSpec, "deliver"): (Delivery("duckdb://s.duckdb#t"),),
     (JobSpec, "source"): Source(("in",), columns=("x",)),
@@ -93,6 +97,7 @@ OTHER: dict[tuple[type, str], Any] = {
     (Running, "batch_tokens"): 7,
     (Running, "batch_rows"): 7,
     (Running, "shard_rows"): 7,
+    (Running, "hour_price"): 1.5,
 }
 IN_CODE = frozenset(Call.not_shaping)  # they count as code, not as options
 OF_PARTS = ("running", "gates", "engine")  # what they hold is named field by field

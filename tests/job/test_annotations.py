@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import delivery, job, keywords, options, prompts, requests, scores, specs
+from gristmill.job import delivery, job, keywords, options, prompts, requests, schedule, scores, specs
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -42,7 +42,7 @@ SOURCE = Path(gm.__file__).parent
 
 def every() -> Iterator[tuple[type[Any], Option]]:
     """Each option that there is, with its class."""
-    for cls in (*CLASSES, delivery.Delivery, options.Update, *ENGINES, *BATCHING.values()):
+    for cls in (*CLASSES, delivery.Delivery, options.Update, schedule.Schedule, *ENGINES, *BATCHING.values()):
         for option in options_of(cls).values():
             if (cls, option.name) not in NO_OPTIONS:
                 yield cls, option
@@ -161,6 +161,7 @@ WIDER = {  # what Python takes in more forms than the job has it in
     "engine": str | options.EngineSpec | None,
     "audit": Any,
     "update": bool | options.Update | Mapping[str, Any] | None,
+    "schedule": Any,  # an expression of cron, a mapping, or a Schedule
     "deliver": Any,  # addresses, mappings, or gm.to(…), one or several
     "messages": str | Callable[[dict[str, Any]], Any] | None,
     "examples": str | Sequence[Mapping[str, Any]] | None,

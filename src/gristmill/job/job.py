@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from gristmill.errors import BadJob
@@ -10,6 +11,7 @@ from gristmill.job.annotations import Help, Key, options_of, whole
 from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
 from gristmill.job.options import EngineSpec, Gates, Running, Update, as_engine, as_update
+from gristmill.job.schedule import Schedule, as_schedule, due
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
 from gristmill.job.uris import file_formats, file_named, is_local, local_path
 
@@ -270,6 +272,7 @@ class JobSpec:
         "audit": "looks at the staged result, and may only refuse it",
         "reduce": "reads what is about to be published; it may be mended and run again without scoring anything",
         "deliver": "where the published result is brought afterwards",
+        **dict.fromkeys(("schedule", "deadline", "on_deadline"), "when the job runs, not what it answers"),
     }
 
     source: Annotated[
@@ -356,8 +359,36 @@ class JobSpec:
             flag=None,
         ),
     ] = ()
+    schedule: Annotated[
+        Schedule | None,
+        Help(
+            "When `gristmill up` runs the job: an expression of cron, or a mapping with cron and timezone, with after, "
+            "or with files",
+            flag=None,
+        ),
+    ] = None
+    deadline: Annotated[
+        str | None,
+        Help(
+            "By when it must be done: a time of day in the schedule's time zone (06:00), or a length of time from when "
+            "it was to begin (7h)",
+            "TIME",
+            group="How it runs",
+        ),
+    ] = None
+    on_deadline: Annotated[
+        Literal["publish", "stop"],
+        Help(
+            "What to do once the deadline has passed: go on and publish late, or stop without publishing (exit 3; "
+            "the next run goes on)",
+            group="How it runs",
+        ),
+    ] = "publish"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "schedule", as_schedule(self.schedule))
+        if self.deadline is not None:
+            due(self.deadline, datetime(2000, 1, 1, tzinfo=timezone.utc), timezone.utc)
         given = as_deliveries(self.deliver)
         object.__setattr__(self, "update", as_update(self.update))
         if self.update is not None:

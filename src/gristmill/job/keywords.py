@@ -213,6 +213,9 @@ class JobOptions(EngineOptions, total=False):
     audit: Any
     reduce: Any
     deliver: Any
+    schedule: Any
+    deadline: str | None
+    on_deadline: Literal["publish", "stop"]
     running: Running | Mapping[str, Any] | None
     engine: str | EngineSpec | None
     batch_tokens: int | Auto
@@ -222,6 +225,7 @@ class JobOptions(EngineOptions, total=False):
     batch_timeout: float
     worker_memory: int | None
     log: str | None
+    hour_price: float | None
 
 
 class Verbs(TypedDict, total=False):

@@ -52,7 +52,7 @@ class Running:
 
     not_shaping: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("batch_tokens", "batch_rows", "shard_rows", "window_bytes"), _CUT),
-        **dict.fromkeys(("batch_timeout", "worker_memory", "log"), _AROUND),
+        **dict.fromkeys(("batch_timeout", "worker_memory", "log", "hour_price"), _AROUND),
     }
 
     batch_tokens: Annotated[int | Auto, whole(1), Help("Padded tokens per model call, or auto")] = "auto"
@@ -77,6 +77,15 @@ class Running:
         int | None, size(100 << 20), Help("Bytes at which a worker is replaced by a fresh one", "BYTES")
     ] = None
     log: Annotated[str | None, Help("Also write JSON log lines to this file", "FILE", group="What it shows")] = None
+    hour_price: Annotated[
+        float | None,
+        Range("give dollars, at least 0", 0),
+        Help(
+            "What an hour of the machines that it runs on costs, in dollars: plan, run and report tell the cost",
+            "DOLLARS",
+            group="What it shows",
+        ),
+    ] = None
 
 
 @option_fields("engine option ")

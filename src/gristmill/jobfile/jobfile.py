@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path as File
 from typing import Any
 
@@ -44,13 +45,15 @@ def load(
     profile: str | None = None,
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    tick: datetime | None = None,
 ) -> JobSpec:
     """The job that `ref` names: `job.yaml`, `FILE.py[:NAME]` (NAME is `job` unless given) or `MODULE:NAME`.
 
-    `sets` are `a.b=value`, values as JSON or else text. Raises BadJob if it does not name a job, or names a wrong one.
+    `sets` are `a.b=value`, values as JSON or else text. `tick` is the time that the run was scheduled for, which a job
+    file's schedule puts into its variables. Raises BadJob if it does not name a job, or names a wrong one.
     """
     if ref.endswith(SUFFIXES):
-        return read_job_file(ref, variables=variables, profile=profile, sets=sets, environ=environ)
+        return read_job_file(ref, variables=variables, profile=profile, sets=sets, environ=environ, tick=tick)
     if variables or profile:
         given = "--profile " + profile if profile else "--var " + "=".join(next(iter((variables or {}).items())))
         raise BadJob(f"{given}: {ref} is Python, which has no variables or profiles: use --set, or a job file (YAML)")
@@ -69,8 +72,10 @@ def read_job_file(
     profile: str | None = None,
     sets: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    tick: datetime | None = None,
 ) -> JobSpec:
-    """The job in a job file. `environ` is where `${env:NAME}` is looked up; without it there are no such values.
+    """The job in a job file, for the tick of its schedule if one is given. `environ` is where `${env:NAME}` is looked
+    up; without it there are no such values.
 
     Raises BadJob: one line for each error, with file, line and way out. Nothing but the file is opened.
     """
@@ -84,6 +89,7 @@ def read_job_file(
         variables_set,
         with_default_engine,
     )
+    from gristmill.jobfile.scheduling import told, variables_at
     from gristmill.jobfile.sections import check_keys, validated
     from gristmill.jobfile.variables import Scope, check_given, references, variables_of
 
@@ -92,11 +98,14 @@ def read_job_file(
     check_profiles(read)
     chosen = apply_profile(read, profile)
     document = with_default_engine(apply_sets(chosen, sets), environ or {})
-    scope = Scope(document, variables or {}, environ or {})
+    given = variables or {}
+    if tick is not None:
+        given = {**variables_at(document, tick), **given}
+    scope = Scope(document, given, environ or {})
     filled = {key: scope.fill(item, (key,)) for key, item in document.value.items() if key not in ("vars", "profiles")}
     spec = validated(dataclasses.replace(document, value=filled))
     said = {variable: f"--var {variable}={text}" for variable, text in (variables or {}).items()}
-    check_given(document, variables_of(chosen), said | variables_set(sets))
+    check_given(document, variables_of(chosen), told(document) | said | variables_set(sets))
     for other in read.value.get("profiles") or ():
         whole = merged(read, other)
         check_keys(whole)

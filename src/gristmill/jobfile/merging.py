@@ -23,7 +23,7 @@ def normal(document: Document) -> Document:
 
 def _normal(value: Mapping[str, Any]) -> dict[str, Any]:
     out = dict(value)
-    for name, key in (("source", "uri"), ("sink", "uri"), ("engine", "name")):
+    for name, key in (("source", "uri"), ("sink", "uri"), ("engine", "name"), ("schedule", "cron")):
         if isinstance(out.get(name), (str, list)):
             out[name] = {key: out[name]}
     if "deliver" in out:

@@ -158,7 +158,7 @@ def _typed(value: Any, name: str, change: Change) -> Any:
         return change.value
     from gristmill.job.typechecks import check
 
-    if isinstance(value, JobSpec) and not name.startswith("on_"):
+    if isinstance(value, JobSpec) and not name.startswith(("on_", "deadline")):
         raise BadJob(f"{change.said}: {name} is a whole section: set one of its keys, {name}.key=value")
     hint, given = get_type_hints(type(value))[name], change.value
     if isinstance(given, str) and tuple[str, ...] in (hint, *get_args(hint)):

@@ -18,6 +18,7 @@ from gristmill.job.annotations import Option, options_of
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import ENGINES, EngineSpec, Gates, Running, Update
+from gristmill.job.schedule import Schedule
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
 from gristmill.job.typechecks import expected, field_type
 from gristmill.jobfile.document import Document, Path
@@ -100,6 +101,7 @@ DeliverySection = _model("Delivery", _fields(Delivery))
 RunningSection = _model("Running", _fields(Running))
 GatesSection = _model("Gates", _fields(Gates))
 UpdateSection = _model("Update", _fields(Update))
+ScheduleSection = _model("Schedule", _fields(Schedule))
 EngineSection = _model("Engine", _fields(EngineSpec, drop=("options",)), extra="allow")
 STEP_SECTIONS = {key: _model(f"Step {key}", _callable(key, text), doc=text) for key, text in STEPS.items()}
 
@@ -130,6 +132,8 @@ def _job(kinds: tuple[str, ...]) -> type[BaseModel]:
             "deliver": _field(said["deliver"], list[DeliverySection], default_factory=list),  # type: ignore[valid-type]
             "audit": _field(said["audit"], str | list[str], default_factory=list),
             "reduce": _field(said["reduce"], str | None, default=None),
+            "schedule": _field(said["schedule"], ScheduleSection | None, default=None),
+            "deadline": own["deadline"],
             "engine": _field(said["engine"], EngineSection, default_factory=EngineSection),
             "running": _field(said["running"], RunningSection, default_factory=RunningSection),
             "profiles": (dict[str, dict[str, Any]], Field(description=_PROFILES, default_factory=dict)),
@@ -187,6 +191,7 @@ def _built(document: Document, job: Any) -> JobSpec:
         ("gates", Gates),
         ("running", Running),
         ("engine", EngineSpec),
+        ("schedule", Schedule),
     ):
         section = getattr(job, name)
         if name in given and section is not None:
@@ -202,6 +207,7 @@ def _built(document: Document, job: Any) -> JobSpec:
     else:
         made["update"] = job.update
     made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit", "reduce")}
+    made |= {name: getattr(job, name) for name in ("deadline", "on_deadline")}
     spec: JobSpec = _placed(document, (), JobSpec, made)
     return spec
 
@@ -342,9 +348,8 @@ def _section_at(value: Any, path: Path) -> type[BaseModel] | None:
         return next((STEP_SECTIONS[key] for key in STEP_SECTIONS if key in here), None)
     if path[0] == "deliver" and len(path) == 2:
         return DeliverySection
-    sections = {"source": SourceSection, "sink": SinkSection, "running": RunningSection, "gates": GatesSection}
-    sections["update"] = UpdateSection
-    return {**sections, "engine": EngineSection}.get(str(path[0])) if len(path) == 1 else None
+    sections = {**_SECTIONS, "update": UpdateSection}
+    return sections.get(str(path[0])) if len(path) == 1 else None
 
 
 def _fields_at(value: Any, path: Path) -> Iterable[str]:
@@ -379,13 +384,14 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "running": RunningSection, "source": SourceSection, "sink": SinkSection, "gates": GatesSection,
-    "engine": EngineSection,
+    "engine": EngineSection, "schedule": ScheduleSection,
 }  # fmt: skip
 
 
 def _home(key: str) -> tuple[str, str] | None:
     """The section and field that a misplaced, or mistyped, key was most likely meant to be."""
     homes = {field: name for name, section in reversed(_SECTIONS.items()) for field in section.model_fields}
+    del homes["vars"]  # which are keys of the job, too
     near = _near(key, homes)
     return (homes[near[0]], near[0]) if near else None
 
@@ -408,6 +414,7 @@ def json_schema() -> dict[str, Any]:
         properties[name]["items"] = _or_text(properties[name]["items"])
     properties["deliver"]["items"] = _or_text(properties["deliver"]["items"])
     properties["deliver"] = _or_text(properties["deliver"])
+    properties["schedule"] = _or_text(properties["schedule"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A gristmill job"}
 
 

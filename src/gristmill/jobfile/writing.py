@@ -47,6 +47,7 @@ def dump(spec: JobSpec) -> str:
         "reduce",
         "deliver",
         "update",
+        "schedule",
     )
     choices = _differing(spec, drop=apart)
     engine = _differing(spec.engine, drop=("options",))
@@ -57,6 +58,8 @@ def dump(spec: JobSpec) -> str:
         choices["deliver"] = [_differing(one) for one in spec.deliver]
     if spec.update is not None:
         choices["update"] = _differing(spec.update) or True
+    if spec.schedule is not None:
+        choices["schedule"] = _differing(spec.schedule)
     if spec.audit:
         choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
     if spec.reduce is not None:
