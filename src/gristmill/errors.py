@@ -22,6 +22,7 @@ __all__ = [
     "BatcherClosed",
     "CallTimeout",
     "CorruptStore",
+    "DeadlineMissed",
     "GateFailed",
     "GristmillError",
     "GristmillWarning",
@@ -135,6 +136,10 @@ class GateFailed(GristmillError):
     """A gate did not hold; nothing new was published."""
 
     exit_code = 3
+
+
+class DeadlineMissed(GateFailed):
+    """The deadline has passed and `on_deadline` is stop: nothing new was published, and what was scored is kept."""
 
 
 class PlanChanged(GristmillError):

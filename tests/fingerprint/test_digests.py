@@ -19,8 +19,8 @@ from gristmill.job.annotations import options_of
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates, Running
-from gristmill.job.secret import Secret
 from gristmill.job.schedule import Schedule
+from gristmill.job.secret import Secret
 from gristmill.job.specs import (
     _OF_ENDPOINTS,
     Call,

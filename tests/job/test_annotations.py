@@ -121,6 +121,7 @@ def test_every_range_is_checked(cls: type[Any], option: Option) -> None:
     """Where the value is given, with the name, the value and what to give instead."""
     need: Mapping[type, dict[str, Any]] = {
         job.Source: {"uri": ("in.csv",)},
+        schedule.Schedule: {"cron": "@daily"},
         job.Sink: {"uri": "out"},
         specs.FunctionModel: {"call": specs.Call("m:f")},
         specs.TextEmbedder: {"model": "m", "text": "t", "base_url": "http://h/v1", "price": {"input": "1/1M"}},

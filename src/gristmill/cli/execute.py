@@ -68,7 +68,7 @@ def _performed(spec: JobSpec, given: Mapping[str, Any], verbs: Mapping[str, bool
             from gristmill.driver.run import run
         finally:
             gc.enable()
-        report = run(spec, **verbs, observer=observer)
+        report = run(spec, **verbs, tick=given.get("scheduled"), observer=observer)
         if spec.sink is not None and report.state == "done":
             remember(spec, *sink_place(spec.sink))
         return report

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from typing import Any
 
 import click
@@ -25,13 +26,30 @@ gristmill run job.yaml --var ds=2026-01-01 --profile prod
 gristmill run pipeline.py:reviews --limit 1000 --preview 5
 gristmill run job.yaml --update --key user_id
 gristmill run job.yaml --set running.batch_rows=256 --workers 2
+gristmill run nightly.yaml --scheduled 2026-01-01T23:00
 """
+
+
+def _instant(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    try:
+        return None if value is None else datetime.fromisoformat(value.replace("Z", "+00:00"))
+    except ValueError:
+        raise click.UsageError(
+            f"--scheduled {value}: give a time, for example 2026-01-01T23:00 or 2026-01-01T22:00+00:00", ctx
+        ) from None
 
 
 @click.command(cls=Command, examples=RUN)
 @click.argument("job")
 @options(FLAGS)
 @words.verbs
+@words.option(
+    "--scheduled",
+    metavar="TIME",
+    callback=_instant,
+    group="Job",
+    help="The time that this run was scheduled for: its schedule's variables are of it, its deadline counts from it",
+)
 @words.sets
 @words.variables
 @words.showing
@@ -52,10 +70,18 @@ def described(job: str, given: Mapping[str, Any]) -> JobSpec:
     from gristmill.jobfile.jobfile import check_names, load
     from gristmill.jobfile.overlay import overlay
 
-    spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
+    some = {"variables": variables(given), "profile": given["profile"], "sets": given["sets"], "environ": os.environ}
+    tick: datetime | None = given.get("scheduled")  # click gives it
+    spec = load(job, **some, tick=_of_schedule(load(job, **some), tick)) if tick is not None else load(job, **some)
     spec = delivered_to(overlay(spec, changes(FLAGS, given)), given)
     check_names(spec)
     return spec
+
+
+def _of_schedule(spec: JobSpec, tick: datetime) -> datetime:
+    """A time that was given without an offset, in the time zone of the job's schedule."""
+    zone = timezone.utc if spec.schedule is None else spec.schedule.zone
+    return tick.replace(tzinfo=zone) if tick.tzinfo is None else tick
 
 
 def variables(given: Mapping[str, Any]) -> dict[str, str]:
@@ -74,26 +100,37 @@ PLAN = """
 gristmill plan job.yaml
 gristmill plan job.yaml --var ds=2026-01-01 --json
 gristmill plan pipeline.py:reviews
+gristmill plan job.yaml --probe --hour-price 2.50
 """
 
 
 @click.command(cls=Command, examples=PLAN)
 @click.argument("job")
 @options(FLAGS)
+@words.option(
+    "--probe",
+    is_flag=True,
+    group="What it shows",
+    help="Score some rows to tell how long it takes, if no earlier run does; nothing is left in the sink",
+)
 @words.sets
 @words.variables
 @words.as_json
 @words.debug
-def plan(job: str, **given: Any) -> int:
+def plan(job: str, probe: bool, **given: Any) -> int:
     """Say what would run, from metadata alone: no model is loaded, nothing is written. Estimates are marked as such.
+
+    How long it takes, and costs, is told by how long earlier runs took, and how far off such estimates were.
 
     Exits as a run would, as far as that can be known: 2 if a delivery does not fit its store, 3 if a gate already
     cannot hold, 4 if the sink holds a result of another job, or of fewer files.
     """
     from gristmill.driver.views import plan as planned
+    from gristmill.driver.views import probed
 
     spec = described(job, given)
     view = planned(spec)
+    view = probed(spec, view) if probe else view
     if given["as_json"]:
         sys.stdout.write(json.dumps(plan_dict(view), ensure_ascii=False) + "\n")
     else:
@@ -118,6 +155,8 @@ def plan_dict(view: Any) -> dict[str, Any]:
     return {
         **out,
         "takes": dict(view.takes),
+        "forecast": None if view.forecast is None else vars(view.forecast),
+        "deadline": None if view.deadline is None else view.deadline.at.isoformat(),
         "model": model,
         "deliveries": [{name: getattr(store, name) for name in _STORE} for store in view.deliveries],
         "notes": list(view.notes),
@@ -147,12 +186,29 @@ def plan_lines(view: Any, conditions: bool = False, some: bool = False) -> list[
         f"writes   {_columns(view.output)}{returns}",
     ]
     lines += [f"asks     {_takes(view.takes)}"] if view.takes else []
+    lines += _on_time(view)
     lines += [f"sink     {view.sink}"] if view.sink else []
     lines += [f"delivers {store}" for store in view.deliveries]
     nulls = _nulls(view.nulls)
     lines.append("nulls    " + (f"{nulls}{', in the files' if some else ''}" if nulls else "none known"))
     lines += [f"note     {note}" for note in view.notes]
     return lines + [f"problem  {problem}" for problem in view.problems]
+
+
+def _on_time(view: Any) -> list[str]:
+    """How long it takes, and whether that is in time, of a run that begins now."""
+    from gristmill.driver.deadline import clock, now
+
+    found, end, lines = view.forecast, view.deadline, []
+    if found is not None:
+        lines.append(f"takes    {found.said()}")
+    elif view.rows:
+        lines.append("takes    not known before a first run: --probe scores some rows to tell")
+    if end is not None:
+        ends = "" if found is None else f"; begun now, it ends about {clock(found.ends(now()), end.at.tzinfo)}"
+        late = ": too late" if found is not None and found.ends(now()) > end.at else ""
+        lines.append(f"deadline {end}{ends}{late}")
+    return lines
 
 
 def _takes(takes: Mapping[str, float]) -> str:

@@ -79,6 +79,17 @@ def recall(r: Resolved) -> int | None:
         return None
 
 
+def rate(r: Resolved) -> float | None:
+    """Rows a second of all workers, as `tune` or a sweep found; None where budgets, and so rates, are of tokens."""
+    if planning.budget_of(r).by_tokens:
+        return None
+    try:
+        found = [float(x) for x in json.loads(_note(r).read_text(encoding="utf-8"))["rates"].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return max(found, default=0.0) or None
+
+
 def remember(r: Resolved, batch: BatchPlan, figures: Mapping[str, float]) -> None:
     """Keep what the sweep of a run found, if it compared at least two budgets."""
     rates = compared(figures)

@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
 from gristmill.commit import generation as generations
@@ -48,13 +49,17 @@ def in_folder(sink: Sink) -> Sink:
 
 @dataclass(frozen=True)
 class Verbs:
-    """What the user asked for on a sink that already holds something."""
+    """What the user asked for on a sink that already holds something; the time that the run was scheduled for, which
+    its deadline counts from; and whether how long it takes is remembered for later ones (`timed`).
+    """
 
     restart: bool = False
     append: bool = False
     accept: bool = False
     retry: bool = False
     accept_code_change: bool = False
+    tick: datetime | None = None
+    timed: bool = False
 
 
 @dataclass(frozen=True)

@@ -127,11 +127,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     if not first_rows(at):
         answer = {**answer, **_known(at)}
     shipping.check_columns(r, at.sink, answer)
-    # The slower stage sets the pace: without steps that is the model, as opening a file must not count as work.
-    stages = ("model_seconds", "prepare_seconds") if at.spec.steps else ("model_seconds",)
-    seconds = max(answer["figures"].get(stage, 0.0) for stage in stages)
-    rate = answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
-    table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate), max(1, r.workers))
+    table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate(r, answer)), max(1, r.workers))
     about = described(
         at,
         output_schema=_schema(at, answer["schema"]),
@@ -172,6 +168,15 @@ def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
     return Planned(**{**vars(at), "plan": plan})
+
+
+def rate(r: planning.Resolved, answer: Mapping[str, Any]) -> float | None:
+    """Rows a second of one worker, by a probe's answer. The slower stage sets the pace: without steps that is the
+    model, as opening a file must not count as work.
+    """
+    stages = ("model_seconds", "prepare_seconds") if r.job.steps else ("model_seconds",)
+    seconds = max(answer["figures"].get(stage, 0.0) for stage in stages)
+    return answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
 
 
 def _known(at: Chosen) -> dict[str, Any]:

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import replace
+from datetime import datetime
 
 from gristmill.commit import generation as generations
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import delivering, drifting, indexing, selection, summary
+from gristmill.driver import delivering, drifting, indexing, paces, selection, summary
 from gristmill.driver.choice import chosen
-from gristmill.driver.opening import Command, Verbs, opened
+from gristmill.driver.opening import Command, Opened, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
 from gristmill.driver.scoring import Scoring
 from gristmill.engines.interpreter import SPARES
@@ -32,14 +33,16 @@ def run(
     restart: bool = False,
     append: bool = False,
     accept: bool = False,
+    tick: datetime | None = None,
     observer: Observer | None = None,
 ) -> Report:
-    """Run a job to its end, or resume it where it stopped. Returns the report of what is published.
+    """Run a job to its end, or resume it where it stopped. Returns the report of what is published. A deadline counts
+    from `tick`, the time that the run was scheduled for, or else from now.
 
     Raises BadJob (nothing was run), PlanChanged, SinkBusy, GateFailed, RunFailed, Interrupted; those raised after rows
     were scored carry `.report`.
     """
-    return _whole(spec, Verbs(restart, append, accept), observer)
+    return _whole(spec, Verbs(restart, append, accept, tick=tick, timed=True), observer)
 
 
 def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
@@ -116,9 +119,12 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
                 scoring = Scoring(choice, stops)
                 with stops.heeded():
                     scored = yield from scoring.run()
+                scoring.on_time.refuse_late()
                 done = published(scored)
             if not done.later:  # else once the files that appeared since are in the result, too
                 done = replace(done, report=delivering.delivered(at, done.report))
+            if scoring is not None:
+                done = replace(done, report=_timed(at, scoring, done.report))
         return done
     except (GristmillError, Interrupted) as e:
         if e.report is None and scoring is not None:
@@ -131,6 +137,15 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
         SPARES.end()
         if done is None or not done.later:
             command.log.observer.close()
+
+
+def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
+    """The report with what is known of the run's time, which is remembered."""
+    on_time = scoring.on_time
+    if at.verbs.timed and (pace := on_time.pace(report.shards_resumed)) is not None:
+        paces.remember(scoring.at.resolved, at.root, at.files, pace)
+    told = on_time.told(at.log.seconds, at.spec.running.hour_price)
+    return replace(report, details={**report.details, "on_time": told}) if told else report
 
 
 def _told(command: Command, error: OSError) -> str:

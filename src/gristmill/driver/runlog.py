@@ -39,6 +39,11 @@ class RunLog:
         return time.monotonic() - self._begun
 
     @property
+    def now(self) -> Progress:
+        """What was last said."""
+        return self._now
+
+    @property
     def phase(self) -> str:
         """The phase last reported."""
         return self._now.phase

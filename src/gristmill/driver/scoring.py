@@ -12,9 +12,11 @@ from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import keeping, probe, selection, shipping, sourcecheck, warmup
+from gristmill.driver import keeping, paces, probe, selection, shipping, sourcecheck, warmup
 from gristmill.driver.beside import Beside
 from gristmill.driver.choice import Chosen
+from gristmill.driver.deadline import Deadline, OnTime
+from gristmill.driver.forecast import by_rate
 from gristmill.driver.probe import Planned
 from gristmill.driver.shardfeed import ShardFeed
 from gristmill.driver.tally import Tallied, Tally
@@ -57,6 +59,7 @@ class Scoring:
         self._voided: set[int] = set()  # shards scored again because their files were gone
         self._warned: set[str] = set()  # the workers' warnings
         self._unstacked = Unstacked()
+        self.on_time = OnTime(chosen.log, _deadline(chosen), chosen.verbs.accept)
         self._beside = Beside()
         self._looked = 0.0
 
@@ -89,7 +92,9 @@ class Scoring:
                 return self._scored()
             self._check_early()
             self._tell_lost([n for n in listed if n not in self.receipts])
-            feed.begin(at.task, self._missing())
+            missing = self._missing()
+            self._foresee(at, missing, None)
+            feed.begin(at.task, missing)
         else:
             feed.probe = probe.probe(at, probe.first_rows(at))
         touched = 0
@@ -161,6 +166,7 @@ class Scoring:
                 if time.monotonic() - self._looked > LEASE_LOOK:
                     self._looked = time.monotonic()
                     at.refuse_late()
+                    self.on_time.look(at.log.now.share, at.log.now.eta)
                 if feed.probed is not None and not isinstance(self.at, Planned):
                     self._plan(feed)
                 self._check_early()
@@ -226,6 +232,23 @@ class Scoring:
         self.at = at = probe.planned(self.at, answer)
         feed.begin(at.task, range(len(at.plan.shards)))
         at.log.say(**self.tally.begin(at.plan.shards, {}))
+        self._foresee(at, range(len(at.plan.shards)), probe.rate(at.resolved, answer))
+
+    def _foresee(self, at: Planned, missing: Sequence[int], rate: float | None) -> None:
+        """Say how long the shards that are missing take: by earlier runs, else by the rate of a worker on its first
+        rows.
+        """
+        if at.retries or at.stream:
+            return
+        shards, r = at.plan.shards, at.resolved
+        rows = shards.rows()
+        share = sum(shards.weight(n) for n in missing) / (shards.total_weight() or 1)
+        left = share * (r.estimated_rows if rows is None else rows)
+        found = paces.forecast(r, left, at.root, at.files)
+        if found is None and rate:
+            per_second = rate * max(1, r.workers)
+            found = by_rate(left, per_second, "the first rows", at.log.seconds).priced(r.job.running.hour_price)
+        self.on_time.begun(left, len(missing) < len(shards), found)
 
     def _check_early(self) -> None:
         at, so_far = self.at, self.tally.counts
@@ -293,6 +316,10 @@ class Scoring:
         if found is None:
             raise RunFailed(f"shard {number}: its receipt does not read back: run again")
         return found
+
+
+def _deadline(at: Chosen) -> Deadline | None:
+    return None if at.retries else Deadline.of(at.spec, at.verbs.tick)
 
 
 def _shipped(at: Chosen) -> ShardStages:

@@ -21,9 +21,11 @@ from gristmill.commit import journal, onefile, publication, receipt
 from gristmill.commit.documents import Described, ModelRecord
 from gristmill.driver import (
     backends,
+    budgets,
     delivering,
     drifting,
     opening,
+    paces,
     pinning,
     planning,
     selection,
@@ -31,7 +33,9 @@ from gristmill.driver import (
     sourcecheck,
     tally,
 )
+from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
+from gristmill.driver.forecast import Forecast, by_rate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
@@ -87,6 +91,8 @@ class PlanView:
     takes: Mapping[str, float] = field(default_factory=dict)  # by estimate: requests, tokens, dollars
     deliveries: tuple[delivering.Foreseen, ...] = ()
     exit_code: int = 0
+    forecast: Forecast | None = None  # how long a run takes that begins now, as far as earlier ones tell
+    deadline: Deadline | None = None  # of a run that begins now
 
 
 def plan(spec: JobSpec) -> PlanView:
@@ -144,8 +150,33 @@ def plan(spec: JobSpec) -> PlanView:
         timed or rows is None or bool(r.more), r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
-        problems[0][1] if problems else 0,
+        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None),
     )  # fmt: skip
+
+
+def _forecast(spec: JobSpec, held: Held | None, r: planning.Resolved, append: bool) -> Forecast | None:
+    """How long a run would take, over the rows that the sink has not; None if that is not known."""
+    if spec.sink is None or spec.source.data is not None:
+        return None
+    left = r.estimated_rows if held is None else selection.left(held, r, append)
+    if not left:
+        return None
+    found = paces.forecast(r, left, *opening.sink_place(spec.sink))
+    if found is None and (measured := budgets.rate(r)) is not None:
+        found = by_rate(left, measured, "the rates that tune found").priced(spec.running.hour_price)
+    return found
+
+
+def probed(spec: JobSpec, view: PlanView, rows: int = 256) -> PlanView:
+    """The plan with a forecast from some rows that are scored now, where earlier runs tell nothing."""
+    if view.forecast is not None or not view.rows:
+        return view
+    found = preview(replace(spec, running=replace(spec.running, log=None)), rows)
+    if not found.rate:
+        return view
+    per_second = found.rate * max(1, view.workers)
+    forecast = by_rate(view.rows, per_second, units.plural(rows, "row") + " of a probe")
+    return replace(view, forecast=forecast.priced(spec.running.hour_price))
 
 
 def _held_back(spec: JobSpec, held: Held) -> list[str]:
@@ -205,12 +236,13 @@ def _held(spec: JobSpec) -> Held | None:
 @dataclass(frozen=True)
 class Previewed:
     """The outcome of the first rows: those that were scored, as they would be written, the dead letters of the others,
-    and how many were filtered out.
+    and how many were filtered out. `rate` is rows a second in the model, of the one worker.
     """
 
     rows: pa.Table
     dead: pa.Table
     filtered: int = 0
+    rate: float | None = None
 
     def failure(self) -> RunFailed | None:
         """The error of a run that scores none of these rows; None if some were scored, or none failed."""
@@ -282,6 +314,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             audit=(),
             reduce=None,
             deliver=(),
+            deadline=None,
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
         report = finish(small, observer=observer).report
@@ -289,7 +322,8 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
         if spec.sink is not None and scored.num_rows:  # what the job's own sink would refuse
             form, options = planning.sink_format_of(spec), spec.sink.options
             form.writer(LOCAL, folder, "part", "preview", form.stored(scored, options), options).abort()
-        return Previewed(scored, report.dead(), report.rows_filtered)
+        rate = report.rows_run / report.model_seconds if report.model_seconds else None
+        return Previewed(scored, report.dead(), report.rows_filtered, rate)
 
 
 def _parquet_options(sink: Sink | None) -> Mapping[str, Any]:

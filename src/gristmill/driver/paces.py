@@ -1,0 +1,92 @@
+"""How long the runs of a job took: remembered in its sink, and in the cache of the machine by what the job is, for jobs
+of which each night has a sink of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gristmill.commit import generation as generations
+from gristmill.driver.forecast import Forecast, Pace, foreseen
+from gristmill.driver.planning import Resolved
+from gristmill.errors import CorruptStore, NewerFormat
+from gristmill.files.contract import Files
+from gristmill.files.disk import join
+from gristmill.files.document import Document
+from gristmill.fingerprint import digests
+from gristmill.job.secret import SEALED
+from gristmill.process import machine
+
+KEPT = 50  # runs, of which the last ones are used; the others are there to be looked at
+
+
+@dataclass(frozen=True)
+class Paces(Document, what="note of how long runs took", sealed=False):
+    """`paces.json`: the last runs, the latest last."""
+
+    runs: tuple[Pace, ...] = ()
+
+    def and_of(self, run: Pace) -> Paces:
+        """With one more."""
+        return Paces((*self.runs, run)[-KEPT:])
+
+
+def known(r: Resolved, root: str, files: Files) -> Paces:
+    """What is known of the job's runs: by its sink, or else by this machine."""
+    try:
+        found = Paces.load_from(_in_sink(root), files)
+    except (OSError, CorruptStore, NewerFormat):
+        found = Paces()
+    return found if found.runs else _of_machine(r)
+
+
+def forecast(r: Resolved, rows: float, root: str, files: Files) -> Forecast | None:
+    """How long a run of the job takes over so many rows, as far as runs before it tell."""
+    found = foreseen(rows, known(r, root, files).runs)
+    return None if found is None else found.priced(r.job.running.hour_price)
+
+
+def remember(r: Resolved, root: str, files: Files, run: Pace) -> None:
+    """Keep how long a run took. Failing to write is no error: the next estimate rests on fewer runs."""
+    with contextlib.suppress(OSError):
+        files.note(_in_sink(root), known(r, root, files).and_of(run).dump())
+    note = _note(r)
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        temporary = note.with_suffix(f".{time.monotonic_ns()}.tmp")
+        temporary.write_bytes(_of_machine(r).and_of(run).dump())
+        temporary.replace(note)
+
+
+def _in_sink(root: str) -> str:
+    return join(generations.meta(root), "paces.json")
+
+
+def _of_machine(r: Resolved) -> Paces:
+    note = _note(r)
+    try:
+        return Paces.load(note.read_bytes(), str(note))
+    except (OSError, CorruptStore, NewerFormat):
+        return Paces()
+
+
+def _note(r: Resolved) -> Path:
+    """The file of the cache for this job, whichever rows it is run over: a model that was trained again, or code that
+    was mended, is still as fast as before.
+    """
+    from gristmill.fingerprint.diskcache import cache_folder
+
+    about: Mapping[str, Any] = {
+        "model": [type(r.job.model).__name__, r.job.model.name],
+        "options": {k: v for k, v in r.fingerprint.options.items() if not k.startswith(("sink.", "model.sha256"))},
+        "code": sorted(n for n, d in r.fingerprint.code.items() if not d.startswith(SEALED) and " " not in n),
+        "place": [r.place.device, r.place.backend, r.job.engine.name, r.workers, len(r.gpus)],
+        "machine": machine.name(),
+    }
+    return cache_folder() / "paces" / f"{digests.digest_of(json.dumps(about, sort_keys=True))[:40]}.json"
