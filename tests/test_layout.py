@@ -37,6 +37,7 @@ ORDER = [
     {"tuning"},
     {"comparison"},
     {"proof"},
+    {"schedule"},
     {"parallel"},
     {"dynamic"},
     {"inference"},

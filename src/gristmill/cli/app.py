@@ -39,6 +39,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prove": ("prove", "Show which input, model, code and run made an answer, and prove it"),
     "approve": ("models", "Approve a version of a model, by its digest, in models.yaml"),
     "models": ("models", "List the models of models.yaml, and what they are approved for"),
+    "up": ("up", "Run the job files of a folder when their schedules say so"),
+    "export": ("export", "A job's schedule for cron, systemd, Kubernetes, Airflow or Dagster"),
     "schema": ("job", "JSON Schema of job files, for editors"),
 }
 

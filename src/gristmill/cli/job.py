@@ -30,12 +30,13 @@ gristmill run nightly.yaml --scheduled 2026-01-01T23:00
 """
 
 
-def _instant(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+def instant(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """A time as it is given to an option, without a time zone if it is given without one."""
     try:
         return None if value is None else datetime.fromisoformat(value.replace("Z", "+00:00"))
     except ValueError:
         raise click.UsageError(
-            f"--scheduled {value}: give a time, for example 2026-01-01T23:00 or 2026-01-01T22:00+00:00", ctx
+            f"{param.opts[0]} {value}: give a time, for example 2026-01-01T23:00 or 2026-01-01T22:00+00:00", ctx
         ) from None
 
 
@@ -46,7 +47,7 @@ def _instant(ctx: click.Context, param: click.Parameter, value: str | None) -> d
 @words.option(
     "--scheduled",
     metavar="TIME",
-    callback=_instant,
+    callback=instant,
     group="Job",
     help="The time that this run was scheduled for: its schedule's variables are of it, its deadline counts from it",
 )

@@ -45,9 +45,10 @@ class Spawner:
 
 
 @functools.cache
-def mortal() -> tuple[str, ...]:
-    """The prefix of a command that makes its process die with the thread that starts it, even before it runs a line of
-    its own: one stopped while starting could not call `die_with`. Empty if the system has no such tool.
+def mortal(by: str = "KILL") -> tuple[str, ...]:
+    """The prefix of a command that makes its process die, by that signal, with the thread that starts it, even before
+    it runs a line of its own: one stopped while starting could not call `die_with`. Empty if the system has no such
+    tool.
 
     Not done by a function between fork and exec: that would run Python in a copy of a process with threads.
     """
@@ -57,7 +58,7 @@ def mortal() -> tuple[str, ...]:
     tool = shutil.which("setpriv") if sys.platform == "linux" else None
     if tool is None:
         return ()
-    command = (tool, "--pdeathsig", "KILL")  # the process stays the same one; old versions do not know the option
+    command = (tool, "--pdeathsig", by)  # the process stays the same one; old versions do not know the option
     with contextlib.suppress(OSError):
         known = subprocess.run([*command, "true"], check=False, stdin=subprocess.DEVNULL, capture_output=True)
         return command if known.returncode == 0 else ()

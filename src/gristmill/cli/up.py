@@ -1,0 +1,162 @@
+"""`up`: runs the job files of a folder when their schedules say so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import click
+
+from gristmill.cli import common as words
+from gristmill.cli.helptext import Command
+from gristmill.cli.job import instant
+from gristmill.errors import BadJob, Interrupted
+
+UP = """
+gristmill up jobs/
+gristmill up jobs/ --list
+gristmill up jobs/ --at-once 2 --log up.jsonl
+gristmill up jobs/ --once --since 2026-01-01
+gristmill up jobs/ --again nightly.yaml
+
+# nightly.yaml says when:
+#   schedule: {cron: "0 23 * * *", timezone: Europe/Berlin}
+#   deadline: "06:00"
+"""
+
+
+@click.command(cls=Command, examples=UP)
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@words.option("--once", is_flag=True, group="How it runs", help="Run what is due now, and end; exit 1 if a run failed")
+@words.option(
+    "--at-once",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    group="How it runs",
+    help="Runs at once, at most",
+)
+@words.option(
+    "--since",
+    metavar="TIME",
+    callback=instant,
+    group="How it runs",
+    help="For jobs that are new here, also make up for the times since then (default: from now on)",
+)
+@words.option(
+    "--state",
+    metavar="FOLDER",
+    group="How it runs",
+    help="Where it notes what it has run, and the logs (default: FOLDER/.gristmill)",
+)
+@words.option(
+    "--list",
+    "listing",
+    is_flag=True,
+    group="What it shows",
+    help="Show the jobs, when they run next, and how they ended, instead of running them",
+)
+@words.option(
+    "--again",
+    metavar="JOB",
+    multiple=True,
+    group="How it runs",
+    help="Instead, let the runs of a job be tried again that were given up, here or by the one that is up",
+)
+@words.option(
+    "--log", metavar="FILE", group="What it shows", help="Also write what happens to this file, as JSON lines"
+)
+@words.debug
+def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: str | None, **given: Any) -> int:
+    """Run the job files in FOLDER that have a `schedule:`, each time that it says so, until it is stopped.
+
+    Jobs run as `gristmill run JOB` does in the current folder, one after the other. A run that fails with exit 1 is
+    tried again and resumes; with 2, 3 or 4 a person has to look. Nothing is lost when this is stopped or killed: runs
+    are resumed, and times that have passed are made up for, at the next start.
+    """
+    from gristmill.schedule.jobs import JobFiles
+
+    where = state or os.path.join(folder, ".gristmill")
+    files = JobFiles(folder, os.environ)
+    if listing:
+        from gristmill.schedule.listing import listed
+
+        listed(files, where, datetime.now(timezone.utc)).show(sys.stdout)
+        return 0
+    if again:
+        return _again(files, where, again)
+    return _run(files, where, once, given)
+
+
+def _run(files: Any, where: str, once: bool, given: dict[str, Any]) -> int:
+    from gristmill.schedule.held import held
+    from gristmill.schedule.processes import Processes, last_words
+    from gristmill.schedule.state import State
+    from gristmill.schedule.up import Up
+
+    world = Processes(os.path.join(where, "logs"), dict(os.environ))
+    since = given["since"]
+    since = since.replace(tzinfo=timezone.utc) if since is not None and since.tzinfo is None else since
+    with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["log"]) as tell:
+        told = Up(
+            files, state, world, tell, at_once=given["at_once"], since=since,
+            words=lambda run: last_words(world.log_of(run)),
+        )  # fmt: skip
+        with world.caught():
+            if once:
+                codes = told.once()
+            else:
+                told.forever()
+        if world.stopping is not None:
+            raise Interrupted("stopped: nothing is lost, start it again", exit_code=128 + world.stopping)
+    return 1 if any(codes) else 0
+
+
+@contextlib.contextmanager
+def _told(log: str | None) -> Iterator[Callable[[Any], None]]:
+    """What is told what happens: stderr, and the log."""
+    from gristmill.observe.jsonlog import record
+    from gristmill.observe.streams import Sturdy
+
+    try:
+        file = open(log, "a", encoding="utf-8", errors="replace") if log else None  # noqa: SIM115
+    except OSError as e:
+        raise BadJob(f"--log {log}: cannot be written: {e.strerror}: give another file") from None
+    lines, out = Sturdy(sys.stderr), None if file is None else Sturdy(file)
+
+    def tell(now: Any) -> None:
+        at = datetime.now().astimezone()
+        lines.write(f"{at:%Y-%m-%d %H:%M:%S} {'warning: ' if now.grave else ''}{now.text}\n")
+        lines.flush()
+        if out is not None:
+            tick = None if now.tick is None else now.tick.isoformat()
+            out.write(record(now.kind, {"job": now.job, "tick": tick, "text": now.text, **now.fields}) + "\n")
+            out.flush()
+
+    try:
+        yield tell
+    finally:
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+def _again(files: Any, where: str, names: tuple[str, ...]) -> int:
+    from gristmill.schedule.state import State
+
+    found = files.read(datetime.now(timezone.utc))
+    with contextlib.closing(State(where)) as state:
+        for name in names:
+            job = os.path.basename(name)
+            if job not in found.jobs:
+                raise BadJob(
+                    f"--again {name}: {found.bad.get(job) or f'no job with a schedule in {files.folder} is called so'}"
+                )
+            count = state.again(job, datetime.now(timezone.utc).timestamp())
+            sys.stdout.write(f"{job}: {count} run{'' if count == 1 else 's'} to be tried again\n")
+    return 0

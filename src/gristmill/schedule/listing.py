@@ -1,0 +1,45 @@
+"""The jobs of a folder as a table: when they run next, and how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import datetime
+
+from gristmill.job.schedule import Schedule
+from gristmill.observe.tables import Table
+from gristmill.schedule.calendar import next_tick
+from gristmill.schedule.contract import Run
+from gristmill.schedule.jobs import JobFiles
+from gristmill.schedule.state import State
+
+
+def listed(files: JobFiles, folder: str, now: datetime) -> Table:
+    """A line for each job file with a schedule, and for each that cannot be run."""
+    found, rows = files.read(now), []
+    with contextlib.ExitStack() as stack:
+        state = None
+        if os.path.exists(os.path.join(folder, "up.sqlite")):
+            state = stack.enter_context(contextlib.closing(State(folder)))
+        for name, told in found.jobs.items():
+            last = state.last(name) if state is not None else []
+            tick = next_tick(told, now)
+            following = "" if tick is None else f"{tick:%Y-%m-%d %H:%M %Z}"
+            rows.append((name, when(told.schedule), following, _ended(last[0]) if last else ""))
+    rows += [(name, "cannot be run", "", why) for name, why in found.bad.items()]
+    return Table(
+        ("job", "when", "next", "last"), tuple(rows), title=f"{files.folder}: {len(found.jobs)} with a schedule"
+    )
+
+
+def when(schedule: Schedule) -> str:
+    """When a job runs, in a few words."""
+    if schedule.cron is not None:
+        return f"{schedule.cron} {schedule.timezone}"
+    return f"after {', '.join(schedule.after)}" if schedule.after else f"files {', '.join(schedule.files)}"
+
+
+def _ended(run: Run) -> str:
+    more = f" ({run.reason})" if run.reason else ""
+    late = ", late" if run.late else ""
+    return f"{run.tick:%Y-%m-%d %H:%M} UTC {run.state}{late}{more}"
