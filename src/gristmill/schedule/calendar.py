@@ -44,9 +44,7 @@ def as_runs(job: str, told: Scheduled, ticks: list[datetime], now: datetime) -> 
         elif not told.each and i < len(ticks) - 1:
             state, reason = "covered", f"the run of {ticks[-1].isoformat()} stands for it"
         ended = None if state == "due" else now.timestamp()
-        made.append(
-            Run(job, tick, state, now.timestamp(), deadline=deadline_of(told, tick), ended=ended, reason=reason)
-        )
+        made.append(Run(job, tick, state, deadline=deadline_of(told, tick), ended=ended, reason=reason))
     return made
 
 

@@ -272,7 +272,7 @@ class Up:
     def _tell_late(self, unfinished: Sequence[Run], now: datetime) -> None:
         late: dict[str, list[Run]] = {}
         for run in unfinished:
-            if run.deadline is None or run.late or run.deadline >= now.timestamp():
+            if run.deadline is None or run.late or run.deadline > now.timestamp():
                 continue
             if self._state.update(replace(run, late=True), run.state):
                 late.setdefault(run.job, []).append(run)

@@ -1,0 +1,300 @@
+"""Jobs of a folder run when their schedules say so, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulated import Simulated, run, runs, utc, write
+
+from gristmill.errors import RunFailed, SinkBusy
+from gristmill.schedule.contract import Run
+from gristmill.schedule.held import held
+from gristmill.schedule.jobs import JobFiles
+from gristmill.schedule.state import State
+from gristmill.schedule.up import Up
+
+
+def days(found: list[Run]) -> list[str]:
+    return [f"{one.tick:%m-%d}" for one in found]
+
+
+def test_each_night_runs_once_at_its_time(tmp_path: Path) -> None:
+    """In the schedule's time zone, from when the job is known: what was before that is nobody's."""
+    write(tmp_path, more="schedule: {cron: '0 23 * * *', timezone: Europe/Berlin}")
+    world = Simulated(utc("2026-01-01T12:00"))
+    told = run(tmp_path, world, "2026-01-04T12:00")
+    assert world.started == [("n.yaml", f"2026-01-0{day}T22:00:00+00:00") for day in (1, 2, 3)]
+    assert [one.kind for one in told] == ["started", "done"] * 3 + ["stopping"]
+    assert {one.state for one in runs(tmp_path)} == {"done"}
+
+
+def test_the_nights_that_nobody_was_there_for_are_made_up_for(tmp_path: Path) -> None:
+    """Each, in order, where the night is in the job's variables; else the latest stands for all, which are noted."""
+    write(tmp_path, "each")
+    path = write(tmp_path, "latest")
+    path.write_text(path.read_text().replace("${ds}", "x").replace('vars: {ds: ""}', ""))
+    write(tmp_path, "none", "schedule: {cron: '0 23 * * *', catch_up: none}")
+    run(tmp_path, Simulated(utc("2026-01-01T12:00")), "2026-01-01T13:00")
+    world = Simulated(utc("2026-01-05T12:00"), takes=60)
+    told = run(tmp_path, world, "2026-01-06T12:00")
+    assert days(runs(tmp_path, "each.yaml")) == days(runs(tmp_path, "latest.yaml")) == days(runs(tmp_path, "none.yaml"))
+    assert [one.state for one in runs(tmp_path, "each.yaml")] == ["done"] * 5
+    assert [one.state for one in runs(tmp_path, "latest.yaml")] == ["covered"] * 3 + ["done"] * 2
+    assert [one.state for one in runs(tmp_path, "none.yaml")] == ["missed"] * 4 + ["done"]
+    assert len([one for one in told if one.kind == "missed"]) == 4
+    started = [tick for job, tick in world.started if job == "each.yaml"]
+    assert started == sorted(started)
+
+
+def test_more_missed_times_than_can_be_made_up_for_are_told(tmp_path: Path) -> None:
+    """The latest 400 are; of the others it says how many there are."""
+    write(tmp_path, more="schedule: {cron: '*/5 * * * *', catch_up: all}")
+    run(tmp_path, Simulated(utc("2026-01-01T12:01")), "2026-01-01T12:02")
+    told = run(tmp_path, Simulated(utc("2026-01-05T12:01"), takes=1), "2026-01-05T12:04")
+    assert [one.text for one in told if one.kind == "left out"] == [
+        "n.yaml: 752 earlier times were missed, more than are made up for: they are left out"
+    ]
+    assert len(runs(tmp_path)) == 400
+
+
+def test_what_can_be_resumed_is_tried_again_later_and_later(tmp_path: Path) -> None:
+    """Exit 1, after a minute, two, four …; as often as the job says, and then a person has to look."""
+    write(tmp_path, more="schedule: {cron: '0 23 * * *', retries: 3}")
+    world = Simulated(utc("2026-01-01T22:59"), code=lambda run: 1, takes=0)
+    told = run(tmp_path, world, "2026-01-02T22:00")
+    assert len(world.started) == 4
+    assert [one.text.partition("tried again in ")[2] for one in told if one.kind == "retry"] == [
+        "60 s",
+        "120 s",
+        "240 s",
+    ]
+    assert runs(tmp_path)[0].state == "failed" and "failed, 4 times" in told[-2].text
+    world.code = lambda run: 0 if run.attempts > 1 else 1
+    told = run(tmp_path, world, "2026-01-03T22:00")
+    assert [one.kind for one in told if one.kind not in ("started", "stopping")] == ["retry", "recovered"]
+
+
+@pytest.mark.parametrize(("code", "why"), [(2, "as it is written"), (3, "a gate"), (4, "those of its plan")])
+def test_what_a_person_has_to_look_at_is_not_tried_again(tmp_path: Path, code: int, why: str) -> None:
+    """Exits 2, 3 and 4; the next night runs all the same. `again` makes the run due again."""
+    write(tmp_path)
+    world = Simulated(utc("2026-01-01T12:00"), code=lambda run: code if run.tick.day == 1 else 0)
+    told = run(tmp_path, world, "2026-01-03T12:00")
+    assert [one.state for one in runs(tmp_path)] == ["failed", "done"]
+    assert why in next(one.text for one in told if one.kind == "failed")
+    state = State(str(tmp_path / ".gristmill"))
+    assert state.again("n.yaml", world.at.timestamp()) == 1
+    state.close()
+    world.code = lambda run: 0
+    run(tmp_path, world, "2026-01-03T14:00")
+    assert [one.state for one in runs(tmp_path)] == ["done", "done"]
+
+
+def test_a_sink_that_another_run_holds_is_waited_for(tmp_path: Path) -> None:
+    """Exit 75 counts as no failure, however often."""
+    write(tmp_path, more="schedule: {cron: '0 23 * * *', retries: 0}")
+    world = Simulated(utc("2026-01-01T22:59"), code=lambda run: 75 if run.attempts < 20 else 0, takes=1)
+    run(tmp_path, world, "2026-01-02T12:00")
+    assert [(one.state, one.attempts) for one in runs(tmp_path)] == [("done", 20)]
+
+
+def test_after_another_job_for_the_same_night(tmp_path: Path) -> None:
+    """Once all that it comes after are done, with their tick; not if one of them is not."""
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    write(tmp_path, "c", "schedule: {after: [a, b.yaml]}")
+    world = Simulated(utc("2026-01-01T12:00"), code=lambda run: 3 if run.job == "b.yaml" and run.tick.day == 2 else 0)
+    run(tmp_path, world, "2026-01-04T12:00", at_once=2)
+    assert days(runs(tmp_path, "c.yaml")) == ["01-01", "01-03"]
+    assert world.most == 2
+    order = [job for job, tick in world.started if tick.startswith("2026-01-01")]
+    assert sorted(order[:2]) == ["a.yaml", "b.yaml"] and order[2:] == ["c.yaml"]
+
+
+def test_when_files_arrive(tmp_path: Path) -> None:
+    """Once for what has come, whole and under its name; not for what is gone."""
+    there = tmp_path / "in"
+    there.mkdir()
+    write(tmp_path / "jobs", more=f"schedule: {{files: '{there}/*.csv'}}")
+    world = Simulated(utc("2100-01-01T12:00"), takes=60)  # files were written long ago
+    run(tmp_path / "jobs", world, "2100-01-01T13:00")
+    assert world.started == []
+    (there / "a.csv").write_text("x")
+    (there / "b.csv.tmp").write_text("x")
+    run(tmp_path / "jobs", world, "2100-01-01T14:00")
+    assert len(world.started) == 1
+    run(tmp_path / "jobs", world, "2100-01-01T15:00")
+    (there / "a.csv").unlink()
+    run(tmp_path / "jobs", world, "2100-01-01T16:00")
+    assert len(world.started) == 1
+    (there / "c.csv").write_text("y")
+    run(tmp_path / "jobs", world, "2100-01-01T17:00")
+    assert len(world.started) == 2
+
+
+def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path) -> None:
+    """Until it was left alone for a while."""
+    from gristmill.schedule import arrivals
+
+    path = tmp_path / "a.csv"
+    path.write_text("x")
+    written = path.stat().st_mtime
+    assert arrivals.listed([str(tmp_path)], written + 1) == b""
+    assert arrivals.new(b"", arrivals.listed([str(tmp_path)], written + arrivals.SETTLED)) == 1
+
+
+def test_limits_are_kept_and_all_jobs_run(tmp_path: Path) -> None:
+    """Twenty jobs of one time, three at once."""
+    for n in range(20):
+        write(tmp_path, f"j{n}")
+    world = Simulated(utc("2026-01-01T22:00"), takes=600)
+    run(tmp_path, world, "2026-01-02T12:00", at_once=3)
+    assert world.most == 3 and len(world.published) == 20
+
+
+def test_a_job_file_that_is_wrong_keeps_no_other_from_running(tmp_path: Path) -> None:
+    """It is told once, in one line with the place and the way out; mended, it makes up for what it missed."""
+    write(tmp_path, "good")
+    bad = {
+        "cron": "schedule: '61 * * * *'",
+        "zone": "schedule: {cron: '0 1 * * *', timezone: Europe/Berln}",
+        "after": "schedule: {after: nobody}",
+        "key": "schedule: {crn: '0 1 * * *'}",
+    }
+    for name, more in bad.items():
+        write(tmp_path, name, more)
+    (tmp_path / "yaml.yaml").write_text("schedule: [\n")
+    (tmp_path / "other.yaml").write_text("services: {web: {image: x}}\n")
+    world = Simulated(utc("2026-01-01T12:00"))
+    told = run(tmp_path, world, "2026-01-02T12:00")
+    lines = {one.job: one.text for one in told if one.kind == "bad"}
+    assert set(lines) == {*(f"{name}.yaml" for name in bad), "yaml.yaml"}
+    assert "bad minute" in lines["cron.yaml"] and "cron.yaml:6" in lines["cron.yaml"]
+    assert "did you mean 'Europe/Berlin'" in lines["zone.yaml"]
+    assert all("\n" not in line for line in lines.values())
+    assert world.started == [("good.yaml", "2026-01-01T23:00:00+00:00")]
+    write(tmp_path, "cron")
+    told = run(tmp_path, world, "2026-01-03T12:00")
+    assert ("cron.yaml", "2026-01-02T23:00:00+00:00") in world.started
+
+
+def test_late_is_told_once(tmp_path: Path) -> None:
+    """Whether the run is going on, or waits: and once it is done, that it is."""
+    write(tmp_path, more="schedule: {cron: '0 23 * * *', timezone: Europe/Berlin}\ndeadline: '06:00'")
+    world = Simulated(utc("2026-01-01T12:00"), takes=10 * 3600)
+    told = run(tmp_path, world, "2026-01-02T12:00")
+    assert [one.kind for one in told] == ["started", "late", "recovered", "stopping"]
+    assert told[1].text.endswith("late: its deadline (2026-01-02 06:00 CET) has passed, and it is running")
+    assert told[1].fields["deadline"] == "2026-01-02T06:00:00+01:00"
+
+
+def test_stopped_runs_are_resumed(tmp_path: Path) -> None:
+    """When `up` is told to stop, its runs are, and the next `up` begins with them."""
+    write(tmp_path)
+    world = Simulated(utc("2026-01-01T12:00"), takes=7200)
+    told = run(tmp_path, world, "2026-01-01T23:30")
+    assert "1 run was stopped and resumes" in told[-1].text
+    assert [(one.state, one.tries) for one in runs(tmp_path)] == [("due", 0)]
+    run(tmp_path, world, "2026-01-02T12:00")
+    assert [(one.state, one.attempts) for one in runs(tmp_path)] == [("done", 2)]
+
+
+def test_once_runs_what_is_due_and_ends(tmp_path: Path) -> None:
+    """With what comes after it; what is to be tried again stays due."""
+    write(tmp_path, "a")
+    write(tmp_path, "b", "schedule: {after: a}")
+    world, told = Simulated(utc("2026-01-03T12:00"), takes=60), []  # type: ignore[var-annotated]
+    state = State(str(tmp_path / ".gristmill"))
+    made: Any = Up(JobFiles(str(tmp_path), {}), state, world, told.append, since=utc("2026-01-01T12:00"))
+    assert made.once() == [0, 0, 0, 0]
+    assert sorted(world.published) == sorted(
+        (job, f"2026-01-0{d}T23:00:00+00:00") for job in ("a.yaml", "b.yaml") for d in (1, 2)
+    )
+    state.close()
+
+
+def test_two_on_one_folder(tmp_path: Path) -> None:
+    """The second is refused, and names the first."""
+    with (
+        held("jobs", str(tmp_path)),
+        pytest.raises(SinkBusy, match=r"jobs: another gristmill up runs these jobs \(process \d+ on"),
+        held("jobs", str(tmp_path)),
+    ):
+        pass
+
+
+def test_a_full_disk_for_the_state_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line; nothing starts that is not claimed; what ended meanwhile is stored once there is room, and not lost."""
+    write(tmp_path)
+    world = Simulated(utc("2026-01-01T12:00"), takes=3600)
+    full = [utc("2026-01-01T23:30"), utc("2026-01-02T23:30")]
+    whole = State._change
+
+    def change(self: State) -> Any:
+        if full[0] <= world.at < full[1]:
+            raise sqlite3.OperationalError("database or disk is full")
+        return whole(self)
+
+    monkeypatch.setattr(State, "_change", change)
+    told = run(tmp_path, world, "2026-01-04T12:00")
+    assert len([one for one in told if one.kind == "state"]) == 1
+    assert [one.state for one in runs(tmp_path)] == ["done"] * 3
+    assert len(world.started) == 3
+
+
+def test_a_state_that_cannot_be_opened(tmp_path: Path) -> None:
+    """Told with the path and the way out."""
+    (tmp_path / "up.sqlite").write_text("no database, whatever its name says" * 100)
+    with pytest.raises(RunFailed, match=r"up\.sqlite: the state cannot be opened \(file is not a database\)"):
+        State(str(tmp_path))
+
+
+def test_when_summer_time_begins_and_ends(tmp_path: Path) -> None:
+    """A time that does not exist runs once, and one that exists twice, too; also where `up` begins between the two."""
+    for start, end, count in (("2026-03-28T12:00", "2026-03-30T12:00", 2), ("2026-10-24T12:00", "2026-10-26T12:00", 2)):
+        folder = tmp_path / start[:10]
+        write(folder, more="schedule: {cron: '30 2 * * *', timezone: Europe/Berlin}")
+        world = Simulated(utc(start), takes=1)
+        run(folder, world, end)
+        assert len(world.started) == count == len({tick[:10] for _, tick in world.started})
+    run(folder, Simulated(utc("2026-10-25T01:10")), "2026-10-25T01:45")
+    assert len(runs(folder)) == 2
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_week_of_nights_with_kills(tmp_path: Path, seed: int) -> None:
+    """Whatever `up` was about to do when it was killed: each night is published once, and none is skipped."""
+    week(tmp_path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_a_hundred_weeks_of_nights_with_kills(tmp_path: Path, seed: int) -> None:
+    """The same, with other chances."""
+    week(tmp_path, seed)
+
+
+def week(folder: Path, seed: int) -> None:
+    """A week of two jobs, one after the other, which fail at times, while `up` is killed at times."""
+    write(folder, "a", "schedule: {cron: '0 23 * * *', timezone: Europe/Berlin, retries: 1000}\ndeadline: 6h")
+    write(folder, "b", "schedule: {after: a, retries: 1000}")
+    dice = random.Random(seed)
+    world = Simulated(utc("2026-03-26T12:00"), code=lambda run: dice.choice([0, 0, 1, -9, 75]), takes=1800)
+    run(folder, world, "2026-03-26T13:00")
+    chance = dice.choice([0.005, 0.02, 0.05])
+    run(folder, world, "2026-04-02T12:00", chance=lambda: dice.random() < chance)
+    world.code = lambda run: 0
+    run(folder, world, (world.at + timedelta(days=2)).isoformat()[:16])
+    nights = [one.key[1] for one in runs(folder, "a.yaml")]
+    first, last = utc(nights[0][:16]), utc(nights[-1][:16])
+    assert f"{first:%m-%d}" == "03-26" and len(nights) >= 7
+    assert len(nights) == (last.date() - first.date()).days + 1, "a night was skipped"
+    for job in ("a.yaml", "b.yaml"):
+        assert [one.key[1] for one in runs(folder, job)] == nights
+        assert all(world.published[job, night] == 1 for night in nights)
+        assert {one.state for one in runs(folder, job)} == {"done"}
