@@ -121,14 +121,14 @@ def run(
     while world.stopping is None:
         state = State(str(folder / ".gristmill"))
         try:
-            whole = Mortal(state, kill, ("claim", "update", "know", "unfinished"))
+            whole = Mortal(state, kill, ("claim", "update", "know"))
             hands = world if chance is None else Mortal(world, kill, ("start",))
             Up(JobFiles(str(folder), {}), whole, hands, told.append, **options).forever()  # type: ignore[arg-type]
         except Killed:
             world.die()
             world.at += timedelta(seconds=random.Random(str(world.at)).choice([1, 60, 3600, 40 * 3600]))
             if world.at >= world.until:
-                world.until = world.at + timedelta(days=1)
+                world.stopping = 9
         finally:
             state.close()
     return told

@@ -286,7 +286,7 @@ def week(folder: Path, seed: int) -> None:
     dice = random.Random(seed)
     world = Simulated(utc("2026-03-26T12:00"), code=lambda run: dice.choice([0, 0, 1, -9, 75]), takes=1800)
     run(folder, world, "2026-03-26T13:00")
-    chance = dice.choice([0.005, 0.02, 0.05])
+    chance = dice.choice([0.02, 0.05, 0.1])
     run(folder, world, "2026-04-02T12:00", chance=lambda: dice.random() < chance)
     world.code = lambda run: 0
     run(folder, world, (world.at + timedelta(days=2)).isoformat()[:16])
