@@ -66,7 +66,8 @@ def foreseen(rows: float, runs: Sequence[Pace]) -> Forecast | None:
     """The forecast for a run over so many rows, from runs before it, the latest last; None if there are none.
 
     What a run takes is a time that does not depend on the rows, and one for each row: as measured in the runs, or, once
-    these were of different sizes, by the line through them that half of the pairs lie above (Theil and Sen).
+    these were of different sizes, by the line through two of them from which all are least off, as shares of what they
+    took (which is median regression: one night in which the machine was busy does not move it).
     """
     some = [run for run in runs if run.rows > 0 and run.seconds > 0][-LAST:]
     if not some:
@@ -86,17 +87,17 @@ def _line(runs: Sequence[Pace]) -> tuple[float, float] | None:
     sizes = [run.rows for run in runs]
     if len(runs) < 4 or max(sizes) < SPREAD * min(sizes):
         return None
-    pairs = [
-        (b.seconds - a.seconds) / (b.rows - a.rows)
-        for i, a in enumerate(runs)
-        for b in runs[i + 1 :]
-        if max(a.rows, b.rows) > 1.05 * min(a.rows, b.rows)
-    ]
-    if len(pairs) < 3:
-        return None
-    each = statistics.median(pairs)
-    fixed = statistics.median(run.seconds - each * run.rows for run in runs[-LEVEL:])
-    return (fixed, each) if each > 0 and fixed > 0 else None
+    best: tuple[float, float, float] | None = None
+    for i, a in enumerate(runs):
+        for b in runs[i + 1 :]:
+            if max(a.rows, b.rows) < SPREAD * min(a.rows, b.rows):
+                continue
+            each = (b.seconds - a.seconds) / (b.rows - a.rows)
+            fixed = a.seconds - each * a.rows
+            if each > 0 and fixed >= 0:
+                off = sum(abs((fixed + each * run.rows) / run.seconds - 1) for run in runs)
+                best = min(best or (off, fixed, each), (off, fixed, each))
+    return None if best is None else best[1:]
 
 
 def by_rate(rows: float, per_second: float, by: str, before: float = 0.0) -> Forecast:

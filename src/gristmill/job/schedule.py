@@ -95,7 +95,7 @@ class Schedule:
         if self.shift is not None:
             of_option("schedule shift", self.shift.lstrip("+-"))
         for name, form in (self.vars or {}).items():
-            if not isinstance(form, str) or "%" not in form:
+            if "%" not in str(form):
                 raise BadJob(f"schedule vars has {name}: {form!r}: give a format of time, for example '%Y-%m-%d'")
 
     @property

@@ -1,7 +1,8 @@
 """A job's schedule in the words of other schedulers: crontab, systemd, Kubernetes, Airflow, Dagster.
 
-Each runs `gristmill run JOB --scheduled TIME`, so that variables and deadline are those of the time that was meant, also
-when it is tried again. All but cron try again what can be resumed (exit 1), and nothing that a person has to look at.
+Each runs `gristmill run JOB --scheduled TIME`, so that variables and deadline are those of the time that was meant,
+also when it is tried again. All but cron try again what can be resumed (exit 1), and nothing that a person has to look
+at (2, 3, 4).
 """
 
 from __future__ import annotations

@@ -1,0 +1,200 @@
+"""How long a run takes and costs, as it is told before and while it runs; and what happens at a deadline."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import gristmill as gm
+from gristmill.driver import deadline as deadlines
+from gristmill.driver.forecast import Pace, foreseen
+from gristmill.driver.run import run
+from gristmill.errors import DeadlineMissed
+from gristmill.observe.events import Note, Progress
+
+
+class Notes:
+    """An observer that keeps what is noted."""
+
+    def __init__(self) -> None:
+        self.notes: list[Note] = []
+
+    def progress(self, now: Progress) -> None: ...
+
+    def note(self, note: Note) -> None:
+        self.notes.append(note)
+
+    def close(self) -> None: ...
+
+    def alerts(self) -> list[str]:
+        return [str(note.fields["alert"]) for note in self.notes if "alert" in note.fields]
+
+
+def night(seed: int) -> Callable[[float], float]:
+    """What a run over so many rows takes: 40 s, 2 ms a row, on a machine that is now and then busy."""
+    dice = random.Random(seed)
+    return lambda rows: (40 + 0.002 * rows) * dice.choice([1.0, 1.0, 1.03, 0.98, 1.06, 1.35])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_estimates_of_twenty_nights(seed: int) -> None:
+    """From the second on they are within 10 % (the median), whatever the nights' sizes: from a third to three times."""
+    dice, takes = random.Random(1000 + seed), night(seed)
+    runs: list[Pace] = []
+    for _ in range(20):
+        rows = round(100_000 * dice.uniform(1 / 3, 3))
+        found, seconds = foreseen(rows, runs), takes(rows)
+        runs.append(Pace(rows, seconds, 0.9 * 40, None if found is None else found.seconds))
+    errors = [one.error for one in runs[1:] if one.error is not None]
+    assert len(errors) == 19
+    assert statistics.median(errors) < 0.10
+
+
+def test_an_estimate_says_what_it_rests_on() -> None:
+    """How many runs, and how far off the estimates were."""
+    assert foreseen(100, []) is None
+    one = foreseen(7_200_000, [Pace(1000, 4.0, 2.0)])
+    assert one is not None and one.said() == "about 4 h for 7,200,000 rows, by the last run"
+    two = foreseen(1000, [Pace(1000, 4.0, 2.0, 5.0), Pace(2000, 6.0, 2.0, 6.6)])
+    assert two is not None and two.priced(3600).said() == (
+        "about 4.00 s for 1,000 rows, by the last 2 runs (estimates were 17 % off, at most 25 %); $4.00"
+    )
+
+
+def job(folder: Path, rows: int = 300, **options: Any) -> gm.Job:
+    folder.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"x": list(range(rows))}), folder / "in.parquet")
+    return gm.Job(str(folder / "in.parquet"), lambda b: {"y": b["x"]}, str(folder / "out"), workers=0, **options)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_plan_tells_how_long_and_what_it_costs(tmp_path: Path) -> None:
+    """By the runs before it, in this sink or, on this machine, in another one of the same job; not before the first."""
+    made = job(tmp_path / "a", running={"hour_price": 36.0})
+    assert made.plan().forecast is None
+    report = made.run()
+    assert report.details["on_time"]["cost"] == pytest.approx(report.seconds / 100, rel=0.2)
+    assert made.plan().forecast is None  # there is nothing to do
+    again = job(tmp_path / "b", running={"hour_price": 36.0}).plan()
+    assert again.forecast is not None and again.forecast.rows == 300
+    assert again.forecast.cost == pytest.approx(again.forecast.seconds / 100)
+    report = job(tmp_path / "b").run()
+    assert report.details["on_time"]["foreseen"] > 0
+    kept = json.loads((tmp_path / "b/out/_gristmill/paces.json").read_text())["runs"]
+    assert [one["rows"] for one in kept] == [300, 300] and kept[1]["foreseen"] > 0
+
+
+def test_previews_and_retries_are_no_nights(tmp_path: Path) -> None:
+    """They leave no trace in what is remembered."""
+    job(tmp_path / "a").preview(5)
+    assert not (tmp_path / "cache" / "paces").exists()
+
+
+def test_a_missed_deadline_is_told_and_the_run_publishes_late(tmp_path: Path) -> None:
+    """Once, as an event with the deadline, which a place may subscribe to."""
+    seen, tick = Notes(), datetime.now(timezone.utc) - timedelta(hours=8)
+    report = run(job(tmp_path, deadline="7h").spec, tick=tick, observer=seen)
+    assert report.state == "done" and report.rows_ok == 300
+    assert seen.alerts() == ["late"]
+    note = next(note for note in seen.notes if "alert" in note.fields)
+    assert note.level == "warning" and datetime.fromisoformat(note.fields["deadline"]) == (
+        tick + timedelta(hours=7)
+    ).replace(microsecond=0)
+    assert report.details["on_time"]["late"] is True
+
+
+def test_on_deadline_stop_publishes_nothing(tmp_path: Path) -> None:
+    """Exit 3; what is scored is kept, the old result stays; --accept goes on and publishes."""
+    tick = datetime.now(timezone.utc) - timedelta(hours=8)
+    made = job(tmp_path, deadline="7h", on_deadline="stop")
+    with pytest.raises(DeadlineMissed, match=r"on_deadline is stop: nothing new was published") as caught:
+        run(made.spec, tick=tick)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    report = run(made.spec, tick=tick, accept=True)
+    assert report.rows_ok == 300 and report.generation == 1
+
+
+def test_a_forecast_that_passes_the_deadline_is_warned_of_before_it(tmp_path: Path, monkeypatch: Any) -> None:
+    """At the start, by earlier runs; with when it will end, and by how much that is late."""
+    made = job(tmp_path, deadline="1h")
+    monkeypatch.setattr("gristmill.driver.paces.foreseen", lambda rows, runs: foreseen(rows, [Pace(300, 7200.0, 0.0)]))
+    seen = Notes()
+    run(made.spec, observer=seen)
+    assert seen.alerts() == ["forecast"]
+    text = next(note.text for note in seen.notes if "alert" in note.fields)
+    assert "will be late: by the last run it ends about" in text and "1 h after its deadline" in text
+
+
+def test_the_rate_so_far_warns_once_it_tells_enough() -> None:
+    """Not from the first rows; then once."""
+
+    class Log:
+        seconds = 1.0
+
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        def note(self, level: str, text: str, **fields: Any) -> None:
+            self.told.append(fields)
+
+    log: Any = Log()
+    end = deadlines.Deadline(deadlines.now() + timedelta(hours=1), "1h", False)
+    watch = deadlines.OnTime(log, end, False)
+    watch.look(0.01, 9e9)
+    watch.look(0.5, 3500.0)
+    assert log.told == []
+    watch.look(0.5, 3900.0)
+    watch.look(0.6, 4000.0)
+    assert [fields["alert"] for fields in log.told] == ["forecast"]
+
+
+def test_the_command_takes_the_time_that_it_was_scheduled_for(tmp_path: Path) -> None:
+    """Which a schedule's variables are of, in its time zone."""
+    from gristmill.jobfile.jobfile import load
+
+    path = tmp_path / "n.yaml"
+    path.write_text(
+        'vars: {ds: ""}\nsource: "in/${ds}.parquet"\nmodel: {call: "m:f"}\nsink: "out/${ds}/"\n'
+        "schedule: {cron: '0 23 * * *', timezone: Europe/Berlin}\n"
+    )
+    tick = datetime(2026, 1, 1, 23, 30, tzinfo=timezone.utc)
+    assert load(str(path), tick=tick).source.uri == ("in/2026-01-02.parquet",)
+    assert load(str(path), tick=tick, variables={"ds": "x"}).source.uri == ("in/x.parquet",)
+
+
+@pytest.mark.long
+def test_twenty_real_nights(tmp_path: Path) -> None:
+    """Of different sizes, of a model that takes 2 ms a row: the estimates of the second and later ones are within 10 %
+    (the median).
+    """
+    import time
+
+    def slow(rows: Any) -> Any:
+        time.sleep(0.002 * len(rows["x"]))
+        return {"y": rows["x"]}
+
+    dice, errors = random.Random(5), []
+    for n in range(20):
+        folder = tmp_path / str(n)
+        folder.mkdir()
+        count = dice.randint(500, 3000)
+        pq.write_table(pa.table({"x": list(range(count))}), folder / "in.parquet")
+        report = gm.Job(str(folder / "in.parquet"), slow, str(folder / "out"), workers=1).run()
+        told = report.details.get("on_time", {})
+        if n:
+            errors.append(abs(told["foreseen"] / report.seconds - 1))
+    assert statistics.median(errors) < 0.10, errors
