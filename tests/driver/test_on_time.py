@@ -40,9 +40,9 @@ class Notes:
 
 
 def night(seed: int) -> Callable[[float], float]:
-    """What a run over so many rows takes: 40 s, 2 ms a row, on a machine that is now and then busy."""
+    """What a run over so many rows takes: 40 s, 2 ms a row, on a machine that is busy in one night of ten."""
     dice = random.Random(seed)
-    return lambda rows: (40 + 0.002 * rows) * dice.choice([1.0, 1.0, 1.03, 0.98, 1.06, 1.35])
+    return lambda rows: (40 + 0.002 * rows) * dice.choice([1.0, 1.0, 0.97, 1.03, 1.05, 0.98, 1.02, 1.06, 1.0, 1.35])
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -193,6 +193,16 @@ def test_late_is_told_once(tmp_path: Path) -> None:
     assert told[1].fields["deadline"] == "2026-01-02T06:00:00+01:00"
 
 
+def test_a_clock_that_is_set_back_runs_nothing_twice(tmp_path: Path) -> None:
+    """While it is up, or between two."""
+    write(tmp_path)
+    world = Simulated(utc("2026-01-01T12:00"), takes=60)
+    run(tmp_path, world, "2026-01-02T12:00")
+    world.at = utc("2026-01-01T20:00")
+    run(tmp_path, world, "2026-01-03T12:00")
+    assert [tick for _, tick in world.started] == ["2026-01-01T23:00:00+00:00", "2026-01-02T23:00:00+00:00"]
+
+
 def test_stopped_runs_are_resumed(tmp_path: Path) -> None:
     """When `up` is told to stop, its runs are, and the next `up` begins with them."""
     write(tmp_path)
