@@ -138,6 +138,7 @@ SECTIONS = {  # headings of the sections of a job file, in its order
     "running": "Running",
     "engine": "Engine",
     "deliver": "Deliver",
+    "schedule": "Schedule",
 }
 
 

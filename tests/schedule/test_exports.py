@@ -16,7 +16,7 @@ from cronsim import CronSim
 
 from gristmill.errors import BadJob
 from gristmill.job.schedule import Schedule
-from gristmill.jobfile.scheduling import Scheduled
+from gristmill.schedule.entry import Scheduled
 from gristmill.schedule.exports import TARGETS, Exported, exported, on_calendar
 
 ODD = "jobs/100%'s $HOME.yaml"

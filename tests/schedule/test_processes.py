@@ -69,7 +69,7 @@ def test_nights_that_were_missed_are_run_by_the_command(place: Path) -> None:
     )
     since = "2026-01-01T00:00"
     ended = subprocess.run(
-        command("--once", "--since", since, "--log", "up.jsonl"), capture_output=True, text=True, timeout=120
+        command("--once", "--since", since, "--events", "up.jsonl"), capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 0, ended.stderr
     whole(place, 1)

@@ -40,7 +40,7 @@ def export(target: str, job: str, image: str, debug: bool) -> int:
     """
     from gristmill.job.secret import secrets_in
     from gristmill.jobfile.jobfile import read_job_file
-    from gristmill.jobfile.scheduling import scheduled
+    from gristmill.schedule.entry import scheduled
     from gristmill.schedule.exports import Exported, exported
 
     now = datetime.now(timezone.utc)

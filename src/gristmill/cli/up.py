@@ -19,7 +19,7 @@ from gristmill.errors import BadJob, Interrupted
 UP = """
 gristmill up jobs/
 gristmill up jobs/ --list
-gristmill up jobs/ --at-once 2 --log up.jsonl
+gristmill up jobs/ --at-once 2 --events up.jsonl
 gristmill up jobs/ --once --since 2026-01-01
 gristmill up jobs/ --again nightly.yaml
 
@@ -34,6 +34,7 @@ gristmill up jobs/ --again nightly.yaml
 @words.option("--once", is_flag=True, group="How it runs", help="Run what is due now, and end; exit 1 if a run failed")
 @words.option(
     "--at-once",
+    "most",
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
@@ -69,7 +70,7 @@ gristmill up jobs/ --again nightly.yaml
     help="Instead, let the runs of a job be tried again that were given up, here or by the one that is up",
 )
 @words.option(
-    "--log", metavar="FILE", group="What it shows", help="Also write what happens to this file, as JSON lines"
+    "--events", metavar="FILE", group="What it shows", help="Also write what happens to this file, as JSON lines"
 )
 @words.debug
 def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: str | None, **given: Any) -> int:
@@ -102,9 +103,9 @@ def _run(files: Any, where: str, once: bool, given: dict[str, Any]) -> int:
     world = Processes(os.path.join(where, "logs"), dict(os.environ))
     since = given["since"]
     since = since.replace(tzinfo=timezone.utc) if since is not None and since.tzinfo is None else since
-    with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["log"]) as tell:
+    with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["events"]) as tell:
         told = Up(
-            files, state, world, tell, at_once=given["at_once"], since=since,
+            files, state, world, tell, at_once=given["most"], since=since,
             words=lambda run: last_words(world.log_of(run)),
         )  # fmt: skip
         with world.caught():
@@ -126,7 +127,7 @@ def _told(log: str | None) -> Iterator[Callable[[Any], None]]:
     try:
         file = open(log, "a", encoding="utf-8", errors="replace") if log else None  # noqa: SIM115
     except OSError as e:
-        raise BadJob(f"--log {log}: cannot be written: {e.strerror}: give another file") from None
+        raise BadJob(f"--events {log}: cannot be written: {e.strerror}: give another file") from None
     lines, out = Sturdy(sys.stderr), None if file is None else Sturdy(file)
 
     def tell(now: Any) -> None:

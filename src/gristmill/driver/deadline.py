@@ -119,15 +119,17 @@ class OnTime:
         return Pace(round(self.rows), round(self._log.seconds, 3), round(self.ahead, 3), known, at)
 
     def told(self, seconds: float, an_hour: float | None) -> dict[str, object]:
-        """For the report: how long was foreseen, the cost, the deadline and whether it was missed."""
-        out: dict[str, object] = {}
+        """For the report: how long it took with publishing and deliveries, and was foreseen to take; the cost, the
+        deadline and whether it was missed.
+        """
+        out: dict[str, object] = {"seconds": round(seconds, 3)}
         if self.forecast is not None and self.rows is not None:
             out["foreseen"] = round(self.forecast.seconds, 3)
         if an_hour is not None:
             out["cost"] = round(price(seconds, an_hour), 6)
         if self.deadline is not None:
             out |= {"deadline": self.deadline.at.isoformat(timespec="seconds"), "late": self._late}
-        return out
+        return out if len(out) > 1 else {}
 
 
 def now() -> datetime:

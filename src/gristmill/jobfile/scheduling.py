@@ -1,9 +1,7 @@
-"""What a job file's `schedule:` says: of its variables, which the time of a run is in, and to those who run it."""
+"""What a job file's `schedule:` says of its variables: the time of a run is in them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from gristmill.errors import BadJob
@@ -44,35 +42,3 @@ def told(document: Document) -> dict[str, str]:
 def known_to(document: Document) -> set[str]:
     """The variables that a document declares or uses."""
     return {*variables_of(document), *references(document)}
-
-
-@dataclass(frozen=True)
-class Scheduled:
-    """A job file that runs by itself: its schedule, its deadline, where its source is; and whether `each` tick has a
-    run of its own, rather than the latest one standing for those before it.
-    """
-
-    schedule: Schedule
-    each: bool
-    deadline: str | None = None
-    stops: bool = False
-    source: tuple[str, ...] = ()
-
-
-def scheduled(path: str, now: datetime, environ: Mapping[str, str]) -> Scheduled | None:
-    """The job in a file, checked as for a run at that time; None if it is not one with a schedule. Raises BadJob."""
-    from gristmill.jobfile.document import MOST_BYTES, read_document
-    from gristmill.jobfile.jobfile import read_job_file
-    from gristmill.jobfile.merging import normal
-
-    with open(path, "rb") as file:
-        text = file.read(MOST_BYTES + 1)
-    if len(text) > MOST_BYTES or b"schedule" not in text:  # nothing that is no job is read further
-        return None
-    document = normal(read_document(text, path))
-    if document.value.get("schedule") is None:
-        return None
-    spec = read_job_file(path, environ=environ, tick=now)
-    assert spec.schedule is not None
-    each = spec.schedule.each_counts(known_to(document))
-    return Scheduled(spec.schedule, each, spec.deadline, spec.on_deadline == "stop", spec.source.uri)

@@ -215,7 +215,7 @@ def summary_rows(report: Report) -> list[Row]:
     if report.used:
         rows.append(("asked", "", asked(report.used)))
     if on_time := report.details.get("on_time"):
-        rows.append(("on time", "", _on_time(on_time, report.seconds)))
+        rows.append(("on time", "", _on_time(on_time)))
     if runs_on := report.details.get("runs_on"):
         rows.append(("on", "", _runs_on(runs_on)))
     rows += [(label, "", text) for label, text in drift_rows(report.drift)]
@@ -334,11 +334,12 @@ def _registered(told: Mapping[str, str]) -> str:
     return ", ".join([*parts, *filter(None, [told["approved_at"]])])
 
 
-def _on_time(told: Mapping[str, Any], seconds: float) -> str:
+def _on_time(told: Mapping[str, Any]) -> str:
     """`foreseen were 1 h 50 min (4.2 % off), $5.20, deadline 06:00 missed`."""
     parts = []
-    if (foreseen := told.get("foreseen")) and seconds:
-        parts.append(f"foreseen were {units.seconds(foreseen)} ({units.percent(abs(foreseen / seconds - 1))} off)")
+    if (foreseen := told.get("foreseen")) and told["seconds"]:
+        off = units.percent(abs(foreseen / told["seconds"] - 1))
+        parts.append(f"foreseen were {units.seconds(foreseen)} ({off} off)")
     parts += [f"${told['cost']:,.2f}" if told["cost"] >= 0.095 else f"${told['cost']:.2g}"] if "cost" in told else []
     if "deadline" in told:
         parts.append(f"deadline {told['deadline']} {'missed' if told['late'] else 'held'}")

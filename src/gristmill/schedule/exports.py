@@ -18,7 +18,7 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.job.schedule import Schedule
-from gristmill.jobfile.scheduling import Scheduled
+from gristmill.schedule.entry import Scheduled
 
 LOOKED_AT = (2, 3, 4)  # exit codes after which a person has to look
 DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")

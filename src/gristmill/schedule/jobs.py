@@ -11,7 +11,7 @@ from datetime import datetime
 
 from gristmill.errors import BadJob, GristmillError, did_you_mean
 from gristmill.jobfile.jobfile import SUFFIXES
-from gristmill.jobfile.scheduling import Scheduled, scheduled
+from gristmill.schedule.entry import Scheduled, scheduled
 
 Stamp = tuple[int, int, int]
 

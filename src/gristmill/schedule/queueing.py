@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from gristmill.jobfile.scheduling import Scheduled
 from gristmill.schedule.contract import Run
+from gristmill.schedule.entry import Scheduled
 
 LONGEST = 3600.0  # seconds between two tries at most
 BUSY = 30.0  # seconds until a run is tried again whose sink another one holds

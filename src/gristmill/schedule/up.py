@@ -13,9 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 
 from gristmill.errors import BadJob, RunFailed
-from gristmill.jobfile.scheduling import Scheduled
 from gristmill.schedule import arrivals, calendar, queueing
 from gristmill.schedule.contract import Happening, Run, World
+from gristmill.schedule.entry import Scheduled
 from gristmill.schedule.jobs import JobFiles, upstream
 from gristmill.schedule.state import State
 
