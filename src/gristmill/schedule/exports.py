@@ -239,12 +239,13 @@ import subprocess
 from datetime import timedelta
 
 import pendulum
-from airflow.exceptions import AirflowFailException
 
 try:
     from airflow.sdk import dag, get_current_context, task
-except ImportError:  # Airflow 2
+    from airflow.sdk.exceptions import AirflowFailException
+except ImportError:  # Airflow 2, and the first of 3
     from airflow.decorators import dag, task
+    from airflow.exceptions import AirflowFailException
     from airflow.operators.python import get_current_context
 
 COMMAND = {json.dumps(job.command)}
