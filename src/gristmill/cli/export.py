@@ -13,7 +13,7 @@ from gristmill.cli.helptext import Command
 from gristmill.errors import BadJob
 
 EXPORT = """
-gristmill export cron nightly.yaml | crontab -
+gristmill export cron nightly.yaml > nightly.cron
 gristmill export systemd nightly.yaml
 gristmill export kubernetes nightly.yaml --image registry.example.com/scores:7 > cronjob.yaml
 gristmill export airflow nightly.yaml > dags/nightly.py

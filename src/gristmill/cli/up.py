@@ -30,7 +30,7 @@ gristmill up jobs/ --again nightly.yaml
 
 
 @click.command(cls=Command, examples=UP)
-@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", type=click.Path(file_okay=False))
 @words.option("--once", is_flag=True, group="How it runs", help="Run what is due now, and end; exit 1 if a run failed")
 @words.option(
     "--at-once",
@@ -82,6 +82,8 @@ def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: st
     """
     from gristmill.schedule.jobs import JobFiles
 
+    if not os.path.isdir(folder):
+        raise BadJob(f"{folder}: there is no such folder: give the one with the job files")
     where = state or os.path.join(folder, ".gristmill")
     files = JobFiles(folder, os.environ)
     if listing:
