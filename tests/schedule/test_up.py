@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sqlite3
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,21 @@ def test_once_runs_what_is_due_and_ends(tmp_path: Path) -> None:
     assert sorted(world.published) == sorted(
         (job, f"2026-01-0{d}T23:00:00+00:00") for job in ("a.yaml", "b.yaml") for d in (1, 2)
     )
+    state.close()
+
+
+def test_a_tick_is_claimed_once(tmp_path: Path) -> None:
+    """By whoever is first; a second claim changes nothing of what became of it. Nor does an end that is told twice."""
+    state = State(str(tmp_path))
+    one = Run("n.yaml", utc("2026-01-01T23:00"))
+    state.know("n.yaml", utc("2026-01-01T12:00"), "x")
+    assert state.claim([one], one.tick) == [one]
+    going = replace(one, state="running", attempts=1)
+    assert state.update(going, "due") and not state.update(going, "due")
+    assert state.update(replace(going, state="done"), "running")
+    assert state.claim([one], one.tick) == []
+    assert not state.update(replace(going, state="failed"), "running")
+    assert [found.state for found in state.last("n.yaml", 9)] == ["done"]
     state.close()
 
 
