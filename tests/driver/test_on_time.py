@@ -98,6 +98,20 @@ def test_a_plan_tells_how_long_and_what_it_costs(tmp_path: Path) -> None:
     assert [one["rows"] for one in kept] == [300, 300] and kept[1]["foreseen"] > 0
 
 
+def test_updates_have_a_pace_of_their_own(tmp_path: Path) -> None:
+    """They keep most answers: what the first run took tells nothing of them."""
+    made = job(tmp_path, update={"key": ["x"]})
+    made.run()
+    pq.write_table(pa.table({"x": list(range(310))}), tmp_path / "in.parquet")
+    assert made.plan().forecast is None
+    made.run()
+    pq.write_table(pa.table({"x": list(range(320))}), tmp_path / "in.parquet")
+    found = made.plan().forecast
+    assert found is not None and found.by == "the last run"
+    kept = json.loads((tmp_path / "out/_gristmill/paces.json").read_text())["runs"]
+    assert [one["update"] for one in kept] == [False, True]
+
+
 def test_previews_and_retries_are_no_nights(tmp_path: Path) -> None:
     """They leave no trace in what is remembered."""
     job(tmp_path / "a").preview(5)

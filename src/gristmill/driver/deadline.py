@@ -110,13 +110,13 @@ class OnTime:
                 "is kept: the same job with --accept (accept=True) goes on and publishes late"
             )
 
-    def pace(self, rows_resumed: int) -> Pace | None:
+    def pace(self, rows_resumed: int, update: bool) -> Pace | None:
         """How long the run took, for the estimates of later ones; None if it did not score all of its rows itself."""
         if self.rows is None or rows_resumed or not self.rows:
             return None
         known = None if self.forecast is None else round(self.forecast.seconds, 3)
         at = now().isoformat(timespec="seconds")
-        return Pace(round(self.rows), round(self._log.seconds, 3), round(self.ahead, 3), known, at)
+        return Pace(round(self.rows), round(self._log.seconds, 3), round(self.ahead, 3), known, at, update)
 
     def told(self, seconds: float, an_hour: float | None) -> dict[str, object]:
         """For the report: how long it took with publishing and deliveries, and was foreseen to take; the cost, the

@@ -25,6 +25,7 @@ class Pace:
     ahead: float = 0.0
     foreseen: float | None = None
     at: str = ""
+    update: bool = False  # whether it kept answers of the result before, and so has a pace of its own
 
     @property
     def error(self) -> float | None:

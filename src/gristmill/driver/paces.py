@@ -46,9 +46,9 @@ def known(r: Resolved, root: str, files: Files) -> Paces:
     return found if found.runs else _of_machine(r)
 
 
-def forecast(r: Resolved, rows: float, root: str, files: Files) -> Forecast | None:
-    """How long a run of the job takes over so many rows, as far as runs before it tell."""
-    found = foreseen(rows, known(r, root, files).runs)
+def forecast(r: Resolved, rows: float, root: str, files: Files, update: bool = False) -> Forecast | None:
+    """How long a run of the job takes over so many rows, or an update, as far as those before it tell."""
+    found = foreseen(rows, [run for run in known(r, root, files).runs if run.update == update])
     return None if found is None else found.priced(r.job.running.hour_price)
 
 

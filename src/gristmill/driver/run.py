@@ -141,8 +141,8 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
 
 def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
     """The report with what is known of the run's time, which is remembered."""
-    on_time = scoring.on_time
-    if at.verbs.timed and (pace := on_time.pace(report.shards_resumed)) is not None:
+    on_time, updates = scoring.on_time, scoring.at.generation.kind == "update"
+    if at.verbs.timed and (pace := on_time.pace(report.shards_resumed, updates)) is not None:
         paces.remember(scoring.at.resolved, at.root, at.files, pace)
     told = on_time.told(at.log.seconds, at.spec.running.hour_price)
     return replace(report, details={**report.details, "on_time": told}) if told else report

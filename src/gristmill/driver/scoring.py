@@ -244,8 +244,9 @@ class Scoring:
         rows = shards.rows()
         share = sum(shards.weight(n) for n in missing) / (shards.total_weight() or 1)
         left = share * (r.estimated_rows if rows is None else rows)
-        found = paces.forecast(r, left, at.root, at.files)
-        if found is None and rate:
+        updates = at.generation.kind == "update"  # of which the first rows tell nothing: most are kept
+        found = paces.forecast(r, left, at.root, at.files, updates)
+        if found is None and rate and not updates:
             per_second = rate * max(1, r.workers)
             found = by_rate(left, per_second, "the first rows", at.log.seconds).priced(r.job.running.hour_price)
         self.on_time.begun(left, len(missing) < len(shards), found)

@@ -206,18 +206,18 @@ def left(held: Held, r: Resolved, append: bool) -> float:
     """About how many source rows a run would score, with what the sink holds; 0 if it would be refused."""
     looked = Looked(held.root, held.files, held.latest, held.claims, held.unfinished)
     try:
-        found = _chosen(looked, held.root, _comparable(held, r), append=append, accept=False)
+        found = chosen(looked, held.root, _comparable(held, r), append=append, accept=False)
     except (PlanChanged, BadSource):
         return 0.0
     begun = found.generation
     if begun is None:
         return 0.0
     if not found.resumed:
-        return found.resolved.estimated_rows
+        return float(found.resolved.estimated_rows)
     shards = generations.read_plan(begun).shards
     done = receipts.standing(begun.receipts, begun.files)
     missing = sum(shards.weight(n) for n in range(len(shards)) if n not in done)
-    return found.resolved.estimated_rows * missing / (shards.total_weight() or 1)
+    return float(found.resolved.estimated_rows) * missing / (shards.total_weight() or 1)
 
 
 def _comparable(held: Held, r: Resolved) -> Resolved:

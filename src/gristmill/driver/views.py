@@ -158,11 +158,14 @@ def _forecast(spec: JobSpec, held: Held | None, r: planning.Resolved, append: bo
     """How long a run would take, over the rows that the sink has not; None if that is not known."""
     if spec.sink is None or spec.source.data is not None:
         return None
+    updates = spec.update is not None and held is not None and held.latest is not None
     left = r.estimated_rows if held is None else selection.left(held, r, append)
+    if updates and held is not None and selection.refusal(held, held.root, r, append):  # what an update is for
+        left = r.estimated_rows
     if not left:
         return None
-    found = paces.forecast(r, left, *opening.sink_place(spec.sink))
-    if found is None and (measured := budgets.rate(r)) is not None:
+    found = paces.forecast(r, left, *opening.sink_place(spec.sink), updates)
+    if found is None and not updates and (measured := budgets.rate(r)) is not None:
         found = by_rate(left, measured, "the rates that tune found").priced(spec.running.hour_price)
     return found
 
