@@ -213,6 +213,9 @@ class JobOptions(EngineOptions, total=False):
     audit: Any
     reduce: Any
     deliver: Any
+    alerts: Any
+    metrics: Any
+    lineage: Any
     running: Running | Mapping[str, Any] | None
     engine: str | EngineSpec | None
     batch_tokens: int | Auto

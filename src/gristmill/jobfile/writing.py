@@ -11,6 +11,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
 from gristmill.job.specs import MODELS, Call, Step, head_of, of_call
+from gristmill.job.telling import HEADS
 from gristmill.job.uris import file_formats
 
 
@@ -47,6 +48,7 @@ def dump(spec: JobSpec) -> str:
         "reduce",
         "deliver",
         "update",
+        *HEADS,
     )
     choices = _differing(spec, drop=apart)
     engine = _differing(spec.engine, drop=("options",))
@@ -57,6 +59,7 @@ def dump(spec: JobSpec) -> str:
         choices["deliver"] = [_differing(one) for one in spec.deliver]
     if spec.update is not None:
         choices["update"] = _differing(spec.update) or True
+    choices |= {name: [_differing(one) for one in told] for name in HEADS if (told := getattr(spec, name))}
     if spec.audit:
         choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
     if spec.reduce is not None:
