@@ -13,7 +13,9 @@ from gristmill.cli.ending import hide
 from gristmill.driver import warmup
 from gristmill.errors import BadJob, GristmillError, Interrupted
 from gristmill.job.job import JobSpec
-from gristmill.job.secret import secrets_in
+from gristmill.job.secret import scrub, secrets_in
+from gristmill.job.telling import hidden_in
+from gristmill.job.uris import redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.observers import logged
@@ -68,12 +70,18 @@ def _performed(spec: JobSpec, given: Mapping[str, Any], verbs: Mapping[str, bool
             from gristmill.driver.run import run
         finally:
             gc.enable()
-        report = run(spec, **verbs, observer=observer)
+        report = run(spec, **verbs, observer=observer, typed=typed(spec))
         if spec.sink is not None and report.state == "done":
             remember(spec, *sink_place(spec.sink))
         return report
 
     return shown(spec, given, whole)
+
+
+def typed(spec: JobSpec) -> tuple[str, ...]:
+    """What was typed, for those who want to type it again, without secrets: of addresses of alerts only the host."""
+    secrets = [*secrets_in(spec), *hidden_in([*spec.alerts, *spec.metrics, *spec.lineage])]
+    return ("gristmill", *(redact(scrub(word, secrets)) for word in sys.argv[1:]))
 
 
 def _import_arrow() -> None:

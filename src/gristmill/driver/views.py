@@ -282,6 +282,9 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             audit=(),
             reduce=None,
             deliver=(),
+            alerts=(),
+            metrics=(),
+            lineage=(),
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
         report = finish(small, observer=observer).report
