@@ -97,6 +97,14 @@ def _named_secret(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and any(_named_secret(item) for item in value)
 
 
+def remembered(root: str, files: Files) -> LastJob | None:
+    """The job file in a sink, as it is; None if there is none."""
+    try:
+        return LastJob.load(files.read(_path(root)), _path(root))
+    except FileNotFoundError:
+        return None
+
+
 def recall(root: str, files: Files) -> tuple[JobSpec, str]:
     """The job that last published the sink, and the folder it was started in, where its relative paths and its modules
     are. Raises BadJob if none is known.

@@ -151,7 +151,7 @@ class Telling:
         end = Ended(
             state, time.time(), round(c.log.seconds, 3), _incident(error), text, code,
             **({} if report is None else _counts(report)), output=self._output,
-            assertions=() if error is None and state != "done" else _gates(c.spec, error),
+            assertions=_gates(c.spec, state, report),
         )  # fmt: skip
         for line in self._told.ended(end):
             c.log.note("warning", f"not told: {line}")
@@ -246,10 +246,14 @@ def _incident(error: BaseException | None) -> str:
     return error.incident if isinstance(error, GristmillError) else "failed"
 
 
-def _gates(spec: JobSpec, error: BaseException | None) -> tuple[tuple[str, bool], ...]:
-    if error is None:
-        return (("all rows are accounted for", True), (f"min_ok {spec.gates.min_ok}", True))
-    return (("gates", False),) if isinstance(error, GateFailed) else ()
+def _gates(spec: JobSpec, state: str, report: Report | None) -> tuple[tuple[str, bool], ...]:
+    """The gates, and whether they held: also those that somebody has set aside (--accept)."""
+    if state not in ("done", "gate failed") or report is None:
+        return ()
+    counts, limit = report.counts, spec.gates
+    enough = counts.all_dead <= limit.allowed(counts.ok + counts.all_dead)
+    return (("rows_accounted_for", counts.discrepancy() is None), (f"min_ok {limit.min_ok}", enough),
+            ("all gates", state == "done" and enough))  # fmt: skip
 
 
 def _counts(report: Report) -> dict[str, int | dict[str, int]]:
