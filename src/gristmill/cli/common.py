@@ -126,7 +126,7 @@ def verbs(command: F) -> F:
             option("--deliver", "deliver", multiple=True, metavar="URI", group="Output",
                     help="Also bring the published result to this store, for example duckdb:///FILE#table?…; repeated"),
             option("--alert", "alert", multiple=True, metavar="URL", group="What it shows",
-                    help="Tell of failures, gates and recoveries: a webhook, mailto:ADDRESS, command:COMMAND; repeated"),
+                    help="Tell of failures, gates, recoveries: a webhook, mailto:ADDRESS or command:COMMAND; repeated"),
             option("--metrics", "metrics", multiple=True, metavar="FILE|URL", group="What it shows",
                     help="Figures for Prometheus (FILE.prom, a push gateway) or OpenTelemetry (otlp://HOST:4318)"),
             option("--lineage", "lineage", multiple=True, metavar="FILE|URL", group="What it shows",

@@ -49,10 +49,10 @@ def report(target: str, output: str | None, form: str | None, **given: Any) -> i
     elif form == "json":
         text = json.dumps(found.as_dict(), default=str, ensure_ascii=False) + "\n"
     else:
-        from gristmill.observe.page import lines
+        from gristmill.observe.factlines import lines
         from gristmill.observe.tables import clean
 
-        text = "".join(f"{name:<12}{clean(line)}\n" for name, line in lines(found))
+        text = "".join(f"{name:<14}{clean(line)}\n" for name, line in lines(found))
     if output in (None, "-"):
         sys.stdout.write(text)
     else:

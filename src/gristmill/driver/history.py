@@ -127,7 +127,11 @@ def _inputs(root: str, files: Files, latest: Publication) -> Iterator[tuple[str,
 
 
 def _delivered(one: Any) -> str:
-    has = f", generation {one['generation']}: {units.plural(one['rows'], 'row')} by {one['mode']}" if "rows" in one else ""
+    has = (
+        f", generation {one['generation']}: {units.plural(one['rows'], 'row')} by {one['mode']}"
+        if "rows" in one
+        else ""
+    )
     return f"{one['to']}: {one['state']}{has}"
 
 

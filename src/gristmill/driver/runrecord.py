@@ -1,5 +1,5 @@
-"""The records of runs on a sink: when each was, what it did, how it ended. One that says "running" while nobody holds the
-sink was killed.
+"""The records of runs on a sink: when each was, what it did, how it ended. One that says "running" while nobody holds
+the sink was killed.
 """
 
 from __future__ import annotations

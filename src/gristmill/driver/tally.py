@@ -18,7 +18,6 @@ from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tic
 from gristmill.shards.counts import Counts, summed
 from gristmill.shards.shard import ShardTable
 
-
 MOST_SLOW = 10  # of the slowest shards
 
 

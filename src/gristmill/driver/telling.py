@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 
@@ -195,9 +196,7 @@ class Telling:
         output = Data(self._named().sink, () if schema is None else _columns(schema, at))
         inputs = _inputs(at)
         published = None if latest is None else _seconds(latest.body.published)
-        return replace(
-            self._named(), digest=r.info.digest, inputs=inputs, output=output, published=published
-        )
+        return replace(self._named(), digest=r.info.digest, inputs=inputs, output=output, published=published)
 
     def _published(self) -> Data | None:
         """What the sink holds now."""
@@ -256,7 +255,7 @@ def _gates(spec: JobSpec, state: str, report: Report | None) -> tuple[tuple[str,
             ("all gates", state == "done" and enough))  # fmt: skip
 
 
-def _counts(report: Report) -> dict[str, int | dict[str, int]]:
+def _counts(report: Report) -> dict[str, Any]:
     rows = {name: getattr(report, name) for name in ("rows_in", "rows_ok", "rows_dead", "rows_filtered", "rows_run")}
     return {**rows, "shards_done": report.shards_done, "errors": dict(report.errors)}
 
@@ -273,8 +272,7 @@ def _inputs(at: Opened) -> tuple[Data, ...]:
     uris = [_address(uri) for uri in source.uri] or ["memory://table"]
     if len(uris) > 1:  # of which each is a data set, and only all together were counted
         return tuple(Data(uri, columns) for uri in uris)
-    nulls = {name: count for name, count in r.nulls.items() if count is not None}
-    return (Data(uris[0], columns, r.rows, r.bytes, len(r.files), nulls),)
+    return (Data(uris[0], columns, r.rows, r.bytes, len(r.files), dict(r.nulls)),)
 
 
 def _address(uri: str) -> str:

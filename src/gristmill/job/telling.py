@@ -156,7 +156,7 @@ def hidden_in(several: Iterable[Alert | Metrics | Lineage]) -> list[Secret]:
             if parts.netloc and (parts.path.strip("/") or parts.query or parts.password):
                 found += [Secret(place(address), address)]
                 found += [Secret("***", word) for word in {parts.password, unquote(parts.password or "")} if word]
-        found += [Secret("***", str(reveal(value))) for value in one.headers.values()] if hasattr(one, "headers") else []
+        found += [Secret("***", str(reveal(value))) for value in one.headers.values()]
     return found
 
 

@@ -141,7 +141,14 @@ def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
 def _known(value: Any, names: Sequence[str]) -> list[str]:
     """The keys that a job file has for a dataclass."""
     kind, head = _kind_and_head(value)
-    hidden = ("data", "audit", "deliver", *HEADS, head or "call", *(["options"] if isinstance(value, EngineSpec) else []))
+    hidden = (
+        "data",
+        "audit",
+        "deliver",
+        *HEADS,
+        head or "call",
+        *(["options"] if isinstance(value, EngineSpec) else []),
+    )
     known = [name for name in names if name not in hidden]
     if isinstance(value, EngineSpec):
         return [*known, *value.own_names]

@@ -65,12 +65,15 @@ class Message:
         """All of it for a person."""
         counts = ", ".join(f"{units.count(n)} {name}" for name, n in self.rows.items())
         after = f"after: {self.of}, since {self.since}" if self.of else ""
-        return [line for line in (self.text, after, counts and f"rows: {counts}", self.look and f"$ {self.look}") if line]
+        rows, look = f"rows: {counts}" if counts else "", f"$ {self.look}" if self.look else ""
+        return [line for line in (self.text, after, rows, look) if line]
 
     def as_slack(self) -> dict[str, Any]:
         """In Slack's form, which Mattermost, Rocket.Chat and Discord (…/slack) take, too."""
         sign = ":white_check_mark:" if self.kind == "recovered" else ":warning:" if self.kind == "dead" else ":x:"
-        first, *others = (line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in self._whole())
+        first, *others = (
+            line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in self._whole()
+        )
         return {"text": "\n".join([f"{sign} *{first}*", *others])}
 
     def as_json(self) -> dict[str, Any]:
@@ -153,7 +156,7 @@ class _Desk:
             counts = {"in": end.rows_in, "ok": end.rows_ok, "dead": end.rows_dead, "filtered": end.rows_filtered}
             self._rows = counts if end.rows_in else {}
         elif what == "raised":
-            self._raised(*values, until)
+            self._raised(values[0], values[1], until)
         else:
             self._book.over(values[0])
             for one in self._untold():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from markupsafe import Markup, escape
 
@@ -41,7 +42,7 @@ def columns(bars: Sequence[tuple[str, Sequence[tuple[str, float]]]], label: str)
             high = (HEIGHT - TOP - BOTTOM) * value / top
             high = max(high, 1.5) if value else 0.0  # a few dead rows of a million are to be seen
             y = max(TOP - 2.0, _y(below / top) - high)
-            drawn.append(f'<rect class="{escape(kind)}" x="{at:.1f}" y="{y:.1f}" width="{room * 0.7:.1f}" height="{high:.1f}"/>')
+            drawn.append(_bar(kind, at, y, room * 0.7, high))
             below += value
         drawn.append(_text(at + room * 0.35, HEIGHT - 6, name, "middle"))
     greatest = [_text(LEFT - 6, TOP + 8, _short(top), "end"), _text(LEFT - 6, _y(0), "0", "end")]
@@ -59,7 +60,7 @@ def shares(bins: Sequence[str], before: Sequence[float], now: Sequence[float], l
         for j, (kind, value) in enumerate((("before", before[i]), ("now", now[i]))):
             high = (HEIGHT - TOP - BOTTOM) * value / top
             x = LEFT + i * room + room * (0.1 + 0.4 * j)
-            drawn.append(f'<rect class="{kind}" x="{x:.1f}" y="{_y(0) - high:.1f}" width="{room * 0.38:.1f}" height="{high:.1f}"/>')
+            drawn.append(_bar(kind, x, _y(0) - high, room * 0.38, high))
         if len(bins) <= 12:
             drawn.append(_text(LEFT + (i + 0.5) * room, HEIGHT - 6, name[:12], "middle"))
     greatest = [_text(LEFT - 6, TOP + 8, units.percent(top), "end"), _text(LEFT - 6, _y(0), "0", "end")]
@@ -72,11 +73,7 @@ def rates(pace: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
         return []
     step = max(1, len(pace) // 60)
     kept = [*pace[::step], pace[-1]]
-    found = [
-        (t, (n - before) / (t - since))
-        for (since, before), (t, n) in zip(kept, kept[1:], strict=False)
-        if t > since
-    ]
+    found = [(t, (n - before) / (t - since)) for (since, before), (t, n) in pairwise(kept) if t > since]
     return [(kept[0][0], 0.0), *found]
 
 
@@ -89,8 +86,14 @@ def _y(share: float) -> float:
 
 
 def _grid() -> str:
-    lines = (f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(s):.1f}" y2="{_y(s):.1f}"/>' for s in (0, 0.5, 1))
+    lines = (
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_y(s):.1f}" y2="{_y(s):.1f}"/>' for s in (0, 0.5, 1)
+    )
     return "".join(lines)
+
+
+def _bar(kind: str, x: float, y: float, wide: float, high: float) -> str:
+    return f'<rect class="{escape(kind)}" x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

@@ -26,9 +26,9 @@ class Slow:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run on a sink: when it was, who ran what, how it ended. Times are seconds since 1970; `pace` has seconds since
-    the run began, and the source rows that were done by then. A run that is still "running" and whose process is gone
-    was killed.
+    """One run on a sink: when it was, who ran what, how it ended. Times are seconds since 1970; `pace` has seconds
+    since the run began, and the source rows that were done by then. A run that is still "running" and whose process is
+    gone was killed.
     """
 
     run: str

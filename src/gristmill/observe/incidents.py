@@ -155,5 +155,3 @@ class _Change:
 
 def _knows(one: Open, who: str) -> Open:
     return one if who in one.told else replace(one, told=(*one.told, who))
-
-

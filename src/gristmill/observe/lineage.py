@@ -1,5 +1,5 @@
-"""A run as events in OpenLineage's form: START, RUNNING, and one of COMPLETE, FAIL and ABORT, with the data sets that it
-reads and writes, which column is made of which, and what is known of their quality.
+"""A run as events in OpenLineage's form: START, RUNNING, and one of COMPLETE, FAIL and ABORT, with the data sets that
+it reads and writes, which column is made of which, and what is known of their quality.
 
 https://openlineage.io/spec/2-0-2/OpenLineage.json; names of data sets as its "Naming" page says.
 """
@@ -101,7 +101,7 @@ class Events:
             post(address, event.encode(), {"Content-Type": "application/json", **headers}, until)
             return
         try:
-            # One write of the whole line: lines of several jobs do not mix, and one that was cut off by a kill is ended.
+            # One write of the whole line: lines of several jobs do not mix, and one that a kill cut off is ended.
             with open(local_path(address), "ab+", buffering=0) as file:
                 size = file.seek(0, os.SEEK_END)
                 torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n" if hasattr(os, "pread") else False

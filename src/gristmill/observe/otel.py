@@ -9,7 +9,7 @@ from typing import Any
 from gristmill import __version__
 from gristmill.job.secret import reveal
 from gristmill.job.telling import Metrics
-from gristmill.observe.metrics import Figures
+from gristmill.observe.figures import Figures
 from gristmill.observe.posting import EACH_S, NotTold
 from gristmill.process.extras import require
 
@@ -25,12 +25,10 @@ def collector(to: Metrics) -> Callable[[Figures, float], None]:
     headers = {name: str(value) for name, value in reveal(to.headers).items()}
 
     def send(now: Figures, until: float) -> None:
-        from opentelemetry.sdk.metrics.export import MetricExportResult
-
         timeout = max(0.1, min(EACH_S, until - time.monotonic()))
         exporter = exporters.OTLPMetricExporter(endpoint=address, headers=headers, timeout=timeout)
         try:
-            if exporter.export(_data(now)) is not MetricExportResult.SUCCESS:
+            if exporter.export(_data(now)).name != "SUCCESS":
                 raise NotTold("the collector did not take them")
         finally:
             exporter.shutdown()
@@ -40,9 +38,7 @@ def collector(to: Metrics) -> Callable[[Figures, float], None]:
 
 def _data(now: Figures) -> Any:
     """The figures as the SDK has them, at this moment."""
-    from opentelemetry.sdk.metrics.export import (
-        Gauge, Metric, MetricsData, NumberDataPoint, ResourceMetrics, ScopeMetrics,
-    )  # fmt: skip
+    from opentelemetry.sdk.metrics import export
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
@@ -51,14 +47,14 @@ def _data(now: Figures) -> Any:
 
     def points(values: Any) -> list[Any]:
         return [
-            NumberDataPoint({**own, **({"outcome": outcome} if outcome else {})}, at, at, value)
+            export.NumberDataPoint({**own, **({"outcome": outcome} if outcome else {})}, at, at, value)
             for outcome, value in values.items()
         ]
 
     metrics = [
-        Metric(name.replace("gristmill_", "gristmill.", 1), text, "", Gauge(points(values)))
+        export.Metric(name.replace("gristmill_", "gristmill.", 1), text, "", export.Gauge(points(values)))
         for name, (text, values) in now.values().items()
     ]
-    scope = ScopeMetrics(InstrumentationScope("gristmill", __version__), metrics, "")
+    scope = export.ScopeMetrics(InstrumentationScope("gristmill", __version__), metrics, "")
     resource = Resource.create({"service.name": "gristmill", "service.version": __version__})
-    return MetricsData([ResourceMetrics(resource, [scope], "")])
+    return export.MetricsData([export.ResourceMetrics(resource, [scope], "")])

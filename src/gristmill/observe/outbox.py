@@ -12,8 +12,8 @@ MOST = 100  # things that may wait; of a place that takes minutes for each, olde
 
 
 class Outbox:
-    """A bounded queue before `send`, which gets each thing and the time (of time.monotonic) until which it may try; what
-    that raises is kept as words. With `latest` only the newest thing waits. The thread starts with the first thing.
+    """A bounded queue before `send`, which gets each thing and the time (of time.monotonic) until which it may try;
+    what that raises is kept as words. With `latest` only the newest thing waits. The thread starts with the first one.
     """
 
     def __init__(

@@ -1,5 +1,5 @@
-"""The report of a sink as one page: a function from frozen values to HTML, with no script and nothing to fetch, in which
-whatever a row, an error or a job contains is text.
+"""The report of a sink as one page: a function from frozen values to HTML, with no script and nothing to fetch, in
+which whatever a row, an error or a job contains is text.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ import functools
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from gristmill.observe import charts, units
@@ -15,7 +16,7 @@ from gristmill.observe.facts import Night, SinkFacts
 from gristmill.observe.report import DIGEST, asked
 from gristmill.observe.tables import clean
 
-_STATES = {
+STATES = {
     "done": "done and published",
     "running": "running",
     "unfinished": "not finished: run the job again to resume",
@@ -28,7 +29,10 @@ def page(facts: SinkFacts) -> str:
     """The report as HTML."""
     run = facts.last
     night = facts.nights[-1] if facts.nights else None
-    bars = [(str(n.generation), (("ok", n.rows_ok), ("dead", n.rows_dead), ("filtered", n.rows_filtered))) for n in facts.nights]
+    bars = [
+        (str(n.generation), (("ok", n.rows_ok), ("dead", n.rows_dead), ("filtered", n.rows_filtered)))
+        for n in facts.nights
+    ]
     text: str = _template().render(
         f=facts,
         run=run,
@@ -50,7 +54,7 @@ def _template() -> Any:
     around.filters |= {"shell": lambda text: shlex.quote(clean(text)), "pytext": repr}
     around.globals |= {
         "units": units, "charts": charts, "asked": asked, "clock": clock, "short": short, "tone": tone,
-        "state_words": lambda state: _STATES.get(state, state),
+        "state_words": lambda state: STATES.get(state, state),
     }  # fmt: skip
     return around.get_template("page.html")
 
@@ -73,36 +77,8 @@ def tone(state: str) -> str:
 def _changes(nights: Sequence[Night]) -> dict[int, str]:
     """By generation, how many rows more or fewer than the one before are ok: `+2.1 %`."""
     found = {night.generation: "" for night in nights}
-    for before, now in zip(nights, nights[1:], strict=False):
+    for before, now in pairwise(nights):
         if before.rows_ok and now.rows_ok != before.rows_ok:
             share = now.rows_ok / before.rows_ok - 1
             found[now.generation] = f"{'+' if share > 0 else '−'}{units.percent(abs(share))}"
     return found
-
-
-def lines(facts: SinkFacts) -> list[tuple[str, str]]:
-    """The same for a terminal, as labels and texts."""
-    out = [("sink", facts.sink), ("state", _STATES.get(facts.state, facts.state))]
-    if facts.state != "done" and facts.now.get("gate"):
-        out.append(("gate", str(facts.now["gate"])))
-    out += [("incident", f"{one.kind} since {clock(one.since)}: {one.text}") for one in facts.incidents]
-    out += [(name, f"{figure}  {remark}".rstrip()) for name, figure, remark in facts.rows]
-    for night in reversed(facts.nights):
-        parts = f"{night.rows_ok:,} ok, {night.rows_dead:,} dead, {night.rows_filtered:,} filtered"
-        took = f"in {units.seconds(night.seconds)}, {night.model} {short(night.digest)}".rstrip()
-        out.append(("gen. " + str(night.generation), f"{night.published[:16].replace('T', ' ')}  {parts}, {took}"))
-    out += [("drift", f"{d.column}: {d.figure} {d.value:.3g}, {d.verdict}") for d in facts.drift]
-    for kind in facts.kinds:
-        first = f": {kind.examples[0].where}: {kind.examples[0].message}" if kind.examples else ""
-        out.append(("error", f"{kind.error}, {units.plural(kind.rows, 'row')}{first}"))
-    run = facts.last
-    if run is not None:
-        out += [("slow", f"shard {s.shard}: {units.seconds(s.seconds)}, {units.plural(s.rows, 'row')}, {s.source} {s.start:,}-{s.stop:,}") for s in run.slowest[:3]]
-        out += [("worker", f"{w.worker} {w.host}: {units.short_rate(w.rows_per_second)}, {units.plural(w.rows, 'row')}") for w in run.per_worker]
-    for one in facts.runs[::-1][:5]:
-        why = f": {one.error}" if one.error else ""
-        out.append(("run", f"{clock(one.started)}  {one.state} after {units.seconds(one.seconds)}, {units.plural(one.rows, 'row')}{why}"))
-    out += [(name, text) for name, text in facts.digests if not name.startswith(("code ", "option "))]
-    if run is not None and run.command:
-        out.append(("again", f"cd {shlex.quote(run.folder)} && {shlex.join(run.command)}"))
-    return out

@@ -1,5 +1,5 @@
-"""One request with a body, to somebody who is told something: bounded in time, not redirected, and in its errors without
-its address, which may be a secret.
+"""One request with a body, to somebody who is told something: bounded in time, not redirected, and in its errors
+without its address, which may be a secret.
 """
 
 from __future__ import annotations

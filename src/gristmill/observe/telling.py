@@ -1,5 +1,5 @@
-"""What others are told of a run, as frozen values, and who tells them: a `Teller` gets them from the driver's thread and
-sends them from one of its own, so that nothing it waits for is waited for by the run.
+"""What others are told of a run, as frozen values, and who tells them: a `Teller` gets them from the driver's thread
+and sends them from one of its own, so that nothing it waits for is waited for by the run.
 """
 
 from __future__ import annotations
