@@ -1,52 +1,36 @@
-"""Alerts of real runs, to real servers: once an incident, whatever hangs, refuses or is killed, and the run unharmed."""
+"""Alerts of real runs, to real servers: once an incident, whatever hangs, refuses or is killed; the run is unharmed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
 from callers import eventually
 from gristmill.errors import BadJob, GateFailed, GristmillError
 from listeners import Heard, listening, nobody
+from nights import OF_FOUR, ROWS, ill, run, well, write_rows
 
-ROWS = 40
 SECRET = "s3cr3t-of-the-webhook"
-
-
-def well(batch: dict[str, Any]) -> dict[str, Any]:
-    """Scores every row."""
-    return {"score": batch["x"] * 2}
-
-
-def ill(batch: dict[str, Any]) -> dict[str, Any]:
-    """Fails on some rows."""
-    if (batch["x"] % 4 == 0).any():
-        raise ValueError("of four")
-    return {"score": batch["x"] * 2}
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A source, and a cache of the test's own."""
     monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
-    pq.write_table(pa.table({"x": range(ROWS)}), tmp_path / "rows.parquet")
-    return str(tmp_path / "rows.parquet")
-
-
-def run(source: str, sink: Path, function: Any, **options: Any) -> gm.Report:
-    """A run in this process."""
-    return gm.apply(source, str(sink), fn=function, keep=["x"], workers=0, **options)
+    return write_rows(tmp_path)
 
 
 def failing(source: str, sink: Path, **options: Any) -> None:
@@ -148,7 +132,7 @@ def test_one_who_cannot_be_told_harms_nothing(how: str, source: str, tmp_path: P
         with pytest.warns(gm.GristmillWarning, match="tried again with the next run") as warned:
             report = run(source, sink, ill, **options)
         assert time.monotonic() - began < 14
-        assert report.state == "done" and gm.read(str(sink)).count_rows() == ROWS * 3 // 4
+        assert report.state == "done" and gm.read(str(sink)).count_rows() == ROWS - OF_FOUR
         assert fine.kinds() == ["dead"]
         assert not any(SECRET in str(w.message) for w in warned)
         assert all("/elsewhere" not in path for _, path, *_ in broken.requests)
@@ -277,32 +261,73 @@ def test_a_command_that_hangs_is_ended(source: str, tmp_path: Path) -> None:
     assert time.monotonic() - began < 14
 
 
-def test_mail(source: str, tmp_path: Path) -> None:
-    """By SMTP, to all who are named; a password is not sent in the clear."""
+class Post:
+    """A mail server's end that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.mails: list[Any] = []
+        self.logins: list[str] = []
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        self.mails.append(envelope)
+        return "250 taken"
+
+    def login(self, server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> Any:
+        """Whoever says who they are is let in."""
+        from aiosmtpd.smtp import AuthResult
+
+        self.logins.append(data.password.decode())
+        return AuthResult(success=True)
+
+
+@contextmanager
+def mail_server(**options: Any) -> Iterator[tuple[Post, int]]:
     controllers = pytest.importorskip("aiosmtpd.controller", reason="no mail server: install aiosmtpd")
-    mails: list[Any] = []
-
-    class Post:
-        async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
-            mails.append(envelope)
-            return "250 taken"
-
-    server = controllers.Controller(Post(), hostname="127.0.0.1", port=0)
+    post, port = Post(), int(nobody().rpartition(":")[2])
+    if options:
+        options |= {"authenticator": post.login, "auth_required": True}
+    server = controllers.Controller(post, hostname="127.0.0.1", port=port, **options)
     server.start()
     try:
-        port = server.server.sockets[0].getsockname()[1]
+        yield post, port
+    finally:
+        server.stop()
+
+
+def test_mail(source: str, tmp_path: Path) -> None:
+    """By SMTP, to all who are named; a password is not sent in the clear."""
+    with mail_server() as (post, port):
         alert = {"email": ["ops@example.org", "me@example.org"], "smtp": f"smtp://127.0.0.1:{port}"}
         failing(source, tmp_path / "out", alerts=[alert])
-        (mail,) = mails
+        (mail,) = post.mails
         assert mail.rcpt_tos == ["ops@example.org", "me@example.org"]
         text = mail.content.decode()
-        assert "Subject: [gristmill]" in text and "gate did not hold" in text.replace("\r\n ", " ")
+        assert "Subject: [gristmill]" in text and "gate did not hold" in " ".join(text.split())
         secret = {**alert, "smtp": f"smtp://me:{SECRET}@127.0.0.1:{port}"}
         with pytest.warns(gm.GristmillWarning, match="has no STARTTLS") as warned, pytest.raises(GateFailed):
             run(source, tmp_path / "other", ill, gates={"min_ok": 0.9}, alerts=[secret])
-        assert len(mails) == 1 and not any(SECRET in str(w.message) for w in warned)
-    finally:
-        server.stop()
+        assert len(post.mails) == 1 and not any(SECRET in str(w.message) for w in warned)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes the server's certificate")
+def test_mail_with_a_password(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By STARTTLS, and to nobody whose certificate is not trusted."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    with mail_server(tls_context=tls, require_starttls=True) as (post, port):
+        alerts = [{"email": "ops@example.org", "smtp": f"smtp://me:{SECRET}@localhost:{port}"}]
+        with pytest.warns(gm.GristmillWarning, match="the mail server did not take it"), pytest.raises(GateFailed):
+            run(source, tmp_path / "other", ill, gates={"min_ok": 0.9}, alerts=alerts)
+        assert (post.mails, post.logins) == ([], [])
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        failing(source, tmp_path / "out", alerts=alerts)
+        assert len(post.mails) == 1 and post.logins == [SECRET]
 
 
 def test_no_secret_stands_anywhere(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def collector(to: Metrics) -> Callable[[Figures, float], None]:
     headers = {name: str(value) for name, value in reveal(to.headers).items()}
 
     def send(now: Figures, until: float) -> None:
-        timeout = max(0.1, min(EACH_S, until - time.monotonic()))
+        timeout = max(0.1, min(EACH_S / 2, until - time.monotonic()))
         exporter = exporters.OTLPMetricExporter(endpoint=address, headers=headers, timeout=timeout)
         try:
             if exporter.export(_data(now)).name != "SUCCESS":

@@ -34,15 +34,17 @@ class _Straight(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_Straight)
 
 
-def post(url: str, body: bytes, headers: Mapping[str, str], until: float, *, method: str = "POST") -> None:
-    """Send it, up to TRIES times while that may help and there is time. Raises NotTold."""
+def post(
+    url: str, body: bytes, headers: Mapping[str, str], until: float, *, method: str = "POST", tries: int = TRIES
+) -> None:
+    """Send it, up to `tries` times while that may help and there is time. Raises NotTold."""
     pause = 0.5
-    for attempt in range(1, TRIES + 1):
+    for attempt in range(1, tries + 1):
         wrong, again = _tried(url, body, headers, until, method)
         if not wrong:
             return
         left = until - time.monotonic()
-        if not again or attempt == TRIES or left <= pause:
+        if not again or attempt == tries or left <= pause:
             raise NotTold(wrong)
         time.sleep(pause)
         pause *= 3
