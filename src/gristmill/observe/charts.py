@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 from gristmill.observe import units
 
 WIDTH, HEIGHT = 640, 160
+MOST_POINTS = 60  # of a line: more than can be told apart on a telephone
 LEFT, RIGHT, TOP, BOTTOM = 64, 8, 10, 22
 
 
@@ -71,7 +72,7 @@ def rates(pace: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
     """Throughput over time, from how many rows were done when: rows a second, at the end of each stretch of time."""
     if len(pace) < 2:
         return []
-    step = max(1, len(pace) // 60)
+    step = -(-len(pace) // MOST_POINTS)
     kept = [*pace[::step], pace[-1]]
     found = [(t, (n - before) / (t - since)) for (since, before), (t, n) in pairwise(kept) if t > since]
     return [(kept[0][0], 0.0), *found]
