@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
+from gristmill.commit.documents import Drifted
 from gristmill.observe import charts
 from gristmill.observe.factlines import lines
-from gristmill.observe.facts import Drifted, Example, Incident, Kind, Night, Pace, Run, SinkFacts, Slow
+from gristmill.observe.facts import Drift, Example, Incident, Kind, Night, Pace, Run, SinkFacts, Slow
 from gristmill.observe.page import page
 from gristmill.observe.report import WorkerPace
 
@@ -38,6 +39,8 @@ def facts(text: str = "plain") -> SinkFacts:
         slowest=(Slow(4, 2.5, 100, f"w0 {text}", f"/data/{text}.parquet", 0, 100),),
     )  # fmt: skip
     night = Night(1, "2026-11-20T23:14:00+0100", 12.5, 1300, 1200, 60, 40, f"models/{text}", "sha256:abc", {text: 60})
+    past = ((1, 0.1, "held"), (2, 0.31, "failed"))
+    drifted = Drifted(f"score {text}", "psi", 0.31, 0.1, 0.25, 0.01, "failed", f"the result of {text}", text)
     example = Example(f"/data/{text}:3", "model", text, f'{{"t": "{text}"}}')
     return SinkFacts(
         sink=f"/srv/{text}", state="unfinished", at=1_795_000_100.0, version="0.1.0",
@@ -47,7 +50,7 @@ def facts(text: str = "plain") -> SinkFacts:
         letters=f"cannot be read: {text}", digests=(("model", text), (f"code {text}", text), (f"option {text}", text)),
         inputs=((f"/data/{text}.parquet", "1.2 MB"),), columns=((f"col {text}", f"struct<{text}>"),),
         deliveries=(f"duckdb:///{text}",), incidents=(Incident("failed", text, 1_795_000_000.0),),
-        drift=(Drifted(f"score {text}", "psi", 0.31, "fail", 0.1, 0.25, (text, "b"), (0.5, 0.5), (0.1, 0.9)),),
+        drift=(Drift(f"score {text}", (drifted,), (text, "b"), (0.5, 0.5), (0.1, 0.9), past),),
         job=f"source: {text}", folder=f"/srv/{text}",
     )  # fmt: skip
 
@@ -155,7 +158,7 @@ def test_in_a_real_browser(width: int, dark: bool, tmp_path: Path) -> None:
     found = looked(tmp_path, width, dark)
     assert found["wide"] <= width
     assert HOSTILE in found["title"] and found["scripts"] == found["images"] == 0
-    assert found["charts"] == 3 and found["small"] == 0
+    assert found["charts"] == 4 and found["small"] == 0
     assert (found["background"] == "rgb(20, 23, 26)") == dark
 
 

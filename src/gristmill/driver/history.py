@@ -21,6 +21,7 @@ from gristmill.commit.documents import Success
 from gristmill.commit.generation import Generation, decode_schema, meta
 from gristmill.commit.publication import Publication
 from gristmill.driver import runrecord
+from gristmill.driver.driftplots import plots
 from gristmill.driver.telling import INCIDENTS
 from gristmill.driver.views import status
 from gristmill.errors import CorruptStore, GristmillError
@@ -68,6 +69,7 @@ def facts(root: str, files: Files, *, job: str = "", folder: str = "") -> SinkFa
         columns=() if shown is None else tuple((f.name, str(f.type)) for f in decode_schema(shown.output_schema)),
         deliveries=tuple(_delivered(one) for one in now.get("deliveries", ())),
         incidents=_incidents(root, files),
+        drift=plots(latest, runs),
         job=job,
         folder=folder,
     )

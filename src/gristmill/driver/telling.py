@@ -174,7 +174,7 @@ class Telling:
                 used=dict(sums.used), pace=self._pace.points(now.seconds, scoring.tally.rows_done),
             )  # fmt: skip
         if report is not None:
-            now = replace(now, busy=report.busy, padding=report.padding)
+            now = replace(now, busy=report.busy, padding=report.padding, drift=report.drift)
         runrecord.write(self._c.root, self._c.files, now)
 
     # ------------------------------------------------ as values
@@ -242,6 +242,8 @@ def _incident(error: BaseException | None) -> str:
         return ""
     if isinstance(error, Interrupted):
         return "failed" if error.exit_code == 143 else ""
+    if isinstance(error, GateFailed) and any(d.verdict == "failed" for d in getattr(error.report, "drift", ())):
+        return "drift"
     return error.incident if isinstance(error, GristmillError) else "failed"
 
 

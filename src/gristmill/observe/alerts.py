@@ -30,7 +30,7 @@ _SAYS = {
     "failed": "failed",
     "late": "is late",
     "gate": "was not published: a gate did not hold",
-    "drift": "was not published: its data or answers have drifted",
+    "drift": "has drifted: data or answers are not as before",
     "dead": "has dead rows",
     "recovered": "is well again",
 }

@@ -30,7 +30,8 @@ def _state(facts: SinkFacts) -> Iterator[Line]:
 def _counts(facts: SinkFacts) -> Iterator[Line]:
     yield from ((name, f"{figure}  {remark}".rstrip()) for name, figure, remark in facts.rows)
     yield from ((f"gen. {night.generation}", _night(night)) for night in reversed(facts.nights))
-    yield from (("drift", f"{d.column}: {d.figure} {d.value:.3g}, {d.verdict}") for d in facts.drift)
+    for d in facts.drift:
+        yield "drift", f"{d.column}: " + ", ".join(f"{g.measure} {g.figure:.3g} ({g.verdict})" for g in d.figures)
 
 
 def _night(night: Night) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gristmill.commit.documents import Drifted
 from gristmill.observe.report import Row, WorkerPace
 
 MOST_NIGHTS = 10  # generations that a result is shown beside
@@ -60,6 +61,7 @@ class Run:
     slowest: tuple[Slow, ...] = ()
     per_worker: tuple[WorkerPace, ...] = ()
     notes: tuple[str, ...] = ()
+    drift: tuple[Drifted, ...] = ()
 
     @property
     def rows_per_second(self) -> float:
@@ -84,20 +86,18 @@ class Night:
 
 
 @dataclass(frozen=True)
-class Drifted:
-    """A column of a generation, compared with that of another: one figure, the limits that it is held against, and the
-    shares of the values in both, by bin or category. `verdict` is "ok", "warn" or "fail".
+class Drift:
+    """A column, held against that of another result: its figures with their limits, the shares of its values in both,
+    by bin or category, where they are known, and the first figure in the generations before, oldest first, each with
+    its verdict.
     """
 
     column: str
-    figure: str
-    value: float
-    verdict: str = "ok"
-    warn: float | None = None
-    fail: float | None = None
+    figures: tuple[Drifted, ...]
     bins: tuple[str, ...] = ()
     before: tuple[float, ...] = ()
     now: tuple[float, ...] = ()
+    past: tuple[tuple[int, float, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class SinkFacts:
     columns: tuple[tuple[str, str], ...] = ()
     deliveries: tuple[str, ...] = ()
     incidents: tuple[Incident, ...] = ()
-    drift: tuple[Drifted, ...] = ()
+    drift: tuple[Drift, ...] = ()
     job: str = ""
     folder: str = ""
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from gristmill.observe import charts, units
-from gristmill.observe.facts import Night, SinkFacts
+from gristmill.observe.facts import Drift, Night, SinkFacts
 from gristmill.observe.report import DIGEST, asked
 from gristmill.observe.tables import clean
 
@@ -54,9 +54,14 @@ def _template() -> Any:
     around.filters |= {"shell": lambda text: shlex.quote(clean(text)), "pytext": repr}
     around.globals |= {
         "units": units, "charts": charts, "asked": asked, "clock": clock, "short": short, "tone": tone,
-        "state_words": lambda state: STATES.get(state, state),
+        "past_bars": past_bars, "state_words": lambda state: STATES.get(state, state),
     }  # fmt: skip
     return around.get_template("page.html")
+
+
+def past_bars(drift: Drift) -> list[tuple[str, tuple[tuple[str, float], ...]]]:
+    """The figures of the generations before as columns, coloured by their verdicts."""
+    return [(str(generation), ((verdict, abs(figure)),)) for generation, figure, verdict in drift.past]
 
 
 def clock(at: float) -> str:
