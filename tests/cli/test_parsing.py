@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import gristmill as gm
-from gristmill.cli import app, common, compare, deliver, job, models, prove, score, sink, tune
+from gristmill.cli import app, common, compare, deliver, job, models, prove, report, score, sink, tune
 from gristmill.cli.flags import Flag, changes
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
@@ -196,7 +196,7 @@ def test_flags_lie_over_a_job_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------- help
 
 MODULES = {"score": score, "job": job, "sink": sink, "tune": tune, "compare": compare, "deliver": deliver}
-MODULES |= {"models": models, "prove": prove}
+MODULES |= {"models": models, "prove": prove, "report": report}
 COMMANDS = {name: getattr(MODULES[module], name.replace("-", "_")) for name, (module, _) in app.COMMANDS.items()}
 
 

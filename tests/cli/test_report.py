@@ -82,6 +82,33 @@ def test_a_run_that_was_killed(folder: Folder) -> None:
     assert [run["state"] for run in told(folder)["runs"]] == ["killed", "done"]
 
 
+def test_no_secret_of_the_command_line_is_recorded(folder: Folder) -> None:
+    """Neither one whose name says so, wherever it stands, nor one in an address; the rest of the command is kept."""
+    (folder.path / "scoring.py").write_text("def f(batch, size=1): return {'y': batch['x']}\n")
+    (folder.path / "job.yaml").write_text(
+        "vars: {token: x, size: 1}\nsource: rows.parquet\nmodel: {call: 'scoring:f', args: {size: '${size}'}}\n"
+        "sink: {uri: out/, keep: [id]}\nengine: {workers: 0}\n"
+    )
+    arguments = (
+        "--var",
+        "token=s3cr3t-token",
+        "--var",
+        "size=3",
+        "--alert",
+        "https://me:s3cr3t@127.0.0.1:1/s3cr3t-path",
+    )
+    assert folder.run("run", "job.yaml", *arguments).code == 0
+    (run,) = told(folder)["runs"]
+    assert run["command"] == [
+        "gristmill", "run", "job.yaml", "--var", "token=***", "--var", "size=3", "--alert", "https://127.0.0.1:1",
+    ]  # fmt: skip
+    (folder.path / "scoring.py").write_text("def f(batch, size=1, token=''): return {'y': batch['x']}\n")
+    assert folder.apply("f", "two", "--arg", "token=s3cr3t-token").code == 0
+    assert told(folder, "two")["runs"][0]["command"] == []
+    held = [p for p in folder.path.rglob("_gristmill/**/*") if p.is_file() and b"s3cr3t" in p.read_bytes()]
+    assert held == []
+
+
 def test_what_is_no_sink(folder: Folder) -> None:
     """An error with the way out, as for the other commands; a file that cannot be written, too."""
     done = folder.run("report", "nowhere")

@@ -57,7 +57,7 @@ def remember(spec: JobSpec, root: str, files: Files) -> None:
     path = _path(root)
     with contextlib.suppress(OSError):  # only a convenience: the result is published anyway
         try:
-            if _holds_secret(spec):
+            if holds_secret(spec):
                 raise BadJob("a secret stands in the job")
             # Whoever scores again by hand need not have the secrets of those who are told of the nightly run.
             last = LastJob(dump(replace(spec, alerts=(), metrics=(), lineage=())), os.getcwd())
@@ -67,7 +67,8 @@ def remember(spec: JobSpec, root: str, files: Files) -> None:
         files.note(path, last.dump())
 
 
-def _holds_secret(spec: JobSpec) -> bool:
+def holds_secret(spec: JobSpec) -> bool:
+    """Whether the job seems to have a secret that is written out."""
     from gristmill.job.uris import redact
 
     texts = [value for value in vars(spec.model).values() if isinstance(value, str) and value.split() == [value]]

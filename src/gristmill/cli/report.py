@@ -18,7 +18,7 @@ REPORT = """
 gristmill report emb/ -o report.html
 gristmill report job.yaml --var ds=2026-01-01 -o report.html
 gristmill report emb/
-gristmill report emb/ --format json | jq .kinds
+gristmill report emb/ --format json > report.json
 """
 
 

@@ -75,7 +75,9 @@ class Telling:
         self._scoring: Scoring | None = None
         spec = c.spec
         c.log.hide(hidden_in([*spec.alerts, *spec.metrics, *spec.lineage]))
-        self._told = Told([] if c.stream else _tellers(c, spec))
+        tellers = [] if c.stream else _tellers(c, spec)
+        self._silent = not tellers
+        self._told = Told(tellers)
         c.log.observer = Several([c.log.observer, self, self._told])
 
     # ------------------------------------------------ as an observer
@@ -95,12 +97,12 @@ class Telling:
 
     def idle(self, at: Opened) -> None:
         """There is nothing to do."""
-        self._begin(self._of(at))
+        if not self._silent:
+            self._begin(self._of(at))
 
     def began(self, at: Chosen) -> None:
         """There is something to do: write a record, and tell that it begins."""
-        began, died = self._of(at), list[Run]()
-        g = at.generation
+        died, g = list[Run](), at.generation
         self._record = Run(
             run=self._run, generation=g.number, kind=g.kind, state=runrecord.RUNNING, started=self._started,
             host=socket.gethostname(), pid=os.getpid(), version=__version__, command=self._c.typed, folder=os.getcwd(),
@@ -109,8 +111,10 @@ class Telling:
         if not self._c.stream:
             with contextlib.suppress(OSError):
                 died = runrecord.begun(at.root, at.files, self._record)
+        if self._silent:
+            return
         gone = tuple((one.run, runrecord.died_how(one)) for one in died)
-        self._begin(replace(began, generation=g.number, kind=g.kind, died=gone))
+        self._begin(replace(self._of(at), generation=g.number, kind=g.kind, died=gone))
 
     def scoring(self, scoring: Scoring) -> None:
         """What is being scored, of which the record has the figures at the end."""
@@ -126,7 +130,7 @@ class Telling:
         """The run ended well."""
         report = self._report
         assert report is not None
-        if report.state == "done" and self._output is None:
+        if report.state == "done" and not self._silent:
             self._output = self._published()
         self._end(report.state, report, None)
 
@@ -147,6 +151,8 @@ class Telling:
             code = int(getattr(error, "exit_code", 1))
         with contextlib.suppress(OSError):
             self._write(state, report, text, code)
+        if self._silent:
+            return
         if not self._begun:
             self._begin(self._named())
         end = Ended(
