@@ -51,20 +51,20 @@ def _plot(
     runs: Sequence[Run],
 ) -> Drift:
     measure = figures[0].measure
-    past = tuple(
-        (run.generation, d.figure, d.verdict)
+    past = {  # of a generation that was accepted after a look, once
+        run.generation: (run.generation, d.figure, d.verdict)
         for run in runs
         for d in run.drift
         if (d.column, d.measure) == (column, measure)
-    )
+    }
     then, now = (side.get(column) for side in sides)
     found = None if then is None or now is None else bins(then, now)
     if found is None:
-        return Drift(column, tuple(figures), past=past)
+        return Drift(column, tuple(figures), past=tuple(past.values()))
     names, before, after = found
     order = sorted(range(len(names)), key=lambda i: -max(before[i], after[i]))[:MOST_BINS]
     kept = sorted(order) if len(names) > MOST_BINS else range(len(names))
     return Drift(
         column, tuple(figures), tuple(names[i] for i in kept), tuple(float(before[i]) for i in kept),
-        tuple(float(after[i]) for i in kept), past,
+        tuple(float(after[i]) for i in kept), tuple(past.values()),
     )  # fmt: skip

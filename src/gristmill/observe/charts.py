@@ -23,7 +23,7 @@ def line(points: Sequence[tuple[float, float]], label: str) -> Markup:
     base = _y(0)
     area = f"{_x(points[0][0] / end):.1f},{base:.1f} {path} {_x(points[-1][0] / end):.1f},{base:.1f}"
     texts = [
-        _text(LEFT - 6, TOP + 8, units.short_rate(top), "end"), _text(LEFT - 6, base, "0", "end"),
+        _text(LEFT - 6, TOP + 8, f"{_short(top)}/s", "end"), _text(LEFT - 6, base, "0", "end"),
         _text(LEFT, HEIGHT - 6, "0 s"), _text(WIDTH - RIGHT, HEIGHT - 6, units.seconds(end), "end"),
     ]  # fmt: skip
     drawn = f'<polygon class="area" points="{area}"/><polyline class="line" points="{path}"/>'
