@@ -24,6 +24,7 @@ NOT_RUN = {
     "docs/databases.md": 1,
     "docs/install.md": 1,
     "docs/language-models.md": 4,
+    "docs/models.md": 2,
     "docs/nightly.md": 3,
     "docs/speed.md": 1,
     "docs/stores.md": 2,
