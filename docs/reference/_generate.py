@@ -139,6 +139,9 @@ SECTIONS = {  # headings of the sections of a job file, in its order
     "engine": "Engine",
     "deliver": "Deliver",
     "schedule": "Schedule",
+    "alerts": "Alerts",
+    "metrics": "Metrics",
+    "lineage": "Lineage",
 }
 
 
@@ -260,6 +263,9 @@ SPELLED = {  # how Python is told what stands in a section of a job file
     "engine": "gm.Job(…, {}=…)",
     "running": "gm.Job(…, {}=…)",
     "deliver": "gm.to(…, {}=…)",
+    "alerts": "gm.Job(…, alerts=[{{{!r}: …}}])",
+    "metrics": "gm.Job(…, metrics=[{{{!r}: …}}])",
+    "lineage": "gm.Job(…, lineage=[{{{!r}: …}}])",
 }
 
 
@@ -275,7 +281,7 @@ def options_page() -> str:
     rows = [
         (code(key), code(f"gm.Job(…, {key}=…)"), code(f"{key}: …"), code(typed.get(f"job.{key}", "")))
         for key in schema["properties"]
-        if key.startswith("on_") or key in ("audit", "deliver")
+        if key.startswith("on_") or key in ("audit", "deliver", "alerts", "metrics", "lineage")
     ]
     parts += ["## Job\n", table(("option", "Python", "job file", "command line"), rows)]
     for key, title in SECTIONS.items():
@@ -302,7 +308,7 @@ def _spellings(section: str, fields: Mapping[str, Any], typed: Mapping[str, str]
 
 
 def _python(section: str, name: str) -> str:
-    if name in ("uri", "to"):
+    if name in ("uri", "to") and section in ("source", "sink", "deliver"):
         return f"gm.{'to' if name == 'to' else section}(…)"
     return "gm.Job(…, engine=…)" if (section, name) == ("engine", "name") else SPELLED[section].format(name)
 

@@ -41,9 +41,12 @@ __all__ = [
 
 
 class GristmillError(Exception):
-    """Base of all errors of this package. `exit_code` is what the command line returns for it."""
+    """Base of all errors of this package. `exit_code` is what the command line returns for it, and `incident` the kind
+    of alert that a run makes which ends with it ("": none).
+    """
 
     exit_code: int = 1
+    incident: str = "failed"
 
     def __init__(self, message: str, *, report: Any = None) -> None:
         super().__init__(message)
@@ -136,6 +139,7 @@ class GateFailed(GristmillError):
     """A gate did not hold; nothing new was published."""
 
     exit_code = 3
+    incident = "gate"
 
 
 class DeadlineMissed(GateFailed):
@@ -154,6 +158,8 @@ class SourceChanged(PlanChanged):
 
 class SinkBusy(GristmillError):
     """Another run holds this sink."""
+
+    incident = ""
 
     exit_code = 75
 

@@ -15,7 +15,21 @@ import pytest
 from click.testing import CliRunner
 
 import gristmill as gm
-from gristmill.cli import app, common, compare, deliver, export, job, models, prove, score, sink, tune, up
+from gristmill.cli import (
+    app,
+    common,
+    compare,
+    deliver,
+    export,
+    job,
+    models,
+    prove,
+    report,
+    score,
+    sink,
+    tune,
+    up,
+)
 from gristmill.cli.flags import Flag, changes
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
@@ -196,7 +210,7 @@ def test_flags_lie_over_a_job_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatc
 # ---------------------------------------------------------------- help
 
 MODULES = {"score": score, "job": job, "sink": sink, "tune": tune, "compare": compare, "deliver": deliver}
-MODULES |= {"models": models, "prove": prove, "up": up, "export": export}
+MODULES |= {"models": models, "prove": prove, "report": report, "up": up, "export": export}
 COMMANDS = {name: getattr(MODULES[module], name.replace("-", "_")) for name, (module, _) in app.COMMANDS.items()}
 
 

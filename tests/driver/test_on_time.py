@@ -36,7 +36,9 @@ class Notes:
     def close(self) -> None: ...
 
     def alerts(self) -> list[str]:
-        return [str(note.fields["alert"]) for note in self.notes if "alert" in note.fields]
+        return [
+            f"{key} {note.fields[key]}" for note in self.notes for key in ("alert", "foresees") if key in note.fields
+        ]
 
 
 def night(seed: int) -> Callable[[float], float]:
@@ -123,7 +125,7 @@ def test_a_missed_deadline_is_told_and_the_run_publishes_late(tmp_path: Path) ->
     seen, tick = Notes(), datetime.now(timezone.utc) - timedelta(hours=8)
     report = run(job(tmp_path, deadline="7h").spec, tick=tick, observer=seen)
     assert report.state == "done" and report.rows_ok == 300
-    assert seen.alerts() == ["late"]
+    assert seen.alerts() == ["alert late"]
     note = next(note for note in seen.notes if "alert" in note.fields)
     assert note.level == "warning" and datetime.fromisoformat(note.fields["deadline"]) == (
         tick + timedelta(hours=7)
@@ -149,8 +151,8 @@ def test_a_forecast_that_passes_the_deadline_is_warned_of_before_it(tmp_path: Pa
     monkeypatch.setattr("gristmill.driver.paces.foreseen", lambda rows, runs: foreseen(rows, [Pace(300, 7200.0, 0.0)]))
     seen = Notes()
     run(made.spec, observer=seen)
-    assert seen.alerts() == ["forecast"]
-    text = next(note.text for note in seen.notes if "alert" in note.fields)
+    assert seen.alerts() == ["foresees late"]
+    text = next(note.text for note in seen.notes if "foresees" in note.fields)
     assert "will be late: by the last run it ends about" in text and "1 h after its deadline" in text
 
 
@@ -174,7 +176,7 @@ def test_the_rate_so_far_warns_once_it_tells_enough() -> None:
     assert log.told == []
     watch.look(0.5, 3900.0)
     watch.look(0.6, 4000.0)
-    assert [fields["alert"] for fields in log.told] == ["forecast"]
+    assert [fields["foresees"] for fields in log.told] == ["late"]
 
 
 def test_the_command_takes_the_time_that_it_was_scheduled_for(tmp_path: Path) -> None:
@@ -213,3 +215,12 @@ def test_twenty_real_nights(tmp_path: Path) -> None:
         if n:
             errors.append(abs(told["foreseen"] / report.seconds - 1))
     assert statistics.median(errors) < 0.10, errors
+
+
+def test_a_missed_deadline_is_told_by_alerts(tmp_path: Path) -> None:
+    """As the incident `late`."""
+    told = tmp_path / "told.jsonl"
+    made = job(tmp_path, deadline="7h", alerts=[{"command": f"tee -a {told}", "on": ["late"]}])
+    run(made.spec, tick=datetime.now(timezone.utc) - timedelta(hours=8))
+    (line,) = told.read_text().splitlines()
+    assert json.loads(line)["kind"] == "late"

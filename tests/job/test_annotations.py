@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import delivery, job, keywords, options, prompts, requests, schedule, scores, specs
+from gristmill.job import delivery, job, keywords, options, prompts, requests, schedule, scores, specs, telling
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -31,6 +31,7 @@ BATCHING = {
     inference.dynamically: settings.Padded,
     aio.inference.dynamically: settings.AwaitedPadded,
 }
+TOLD = tuple(cls for cls, _ in telling.HEADS.values())
 CLASSES = [cls for classes in SECTIONS.values() for cls in classes]
 NO_OPTIONS = {(job.Source, "data"), (specs.FunctionModel, "call")}  # what Python alone has, and what has options inside
 OWN = {
@@ -42,7 +43,7 @@ SOURCE = Path(gm.__file__).parent
 
 def every() -> Iterator[tuple[type[Any], Option]]:
     """Each option that there is, with its class."""
-    for cls in (*CLASSES, delivery.Delivery, options.Update, schedule.Schedule, *ENGINES, *BATCHING.values()):
+    for cls in (*CLASSES, delivery.Delivery, options.Update, schedule.Schedule, *TOLD, *ENGINES, *BATCHING.values()):
         for option in options_of(cls).values():
             if (cls, option.name) not in NO_OPTIONS:
                 yield cls, option
@@ -107,6 +108,7 @@ def test_every_key_of_a_job_file_is_that_of_an_option() -> None:
         ("Gates", options.Gates),
         ("Sink", job.Sink),
         ("Delivery", delivery.Delivery),
+        *((cls.__name__, cls) for cls in TOLD),
     ):
         for name, field in schema["$defs"][section]["properties"].items():
             if (default := cls.__dataclass_fields__[name].default) is not dataclasses.MISSING:
@@ -156,7 +158,8 @@ def test_every_choice_is_checked() -> None:
         gm.sink("out", options="zstd")  # type: ignore[arg-type]
 
 
-WIDER = {  # what Python takes in more forms than the job has it in
+WIDER = {
+    **dict.fromkeys(telling.HEADS, Any),  # what Python takes in more forms than the job has it in
     "gates": options.Gates | Mapping[str, Any] | None,
     "running": options.Running | Mapping[str, Any] | None,
     "engine": str | options.EngineSpec | None,

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("job", "Show what a job would do: shards, rows, bytes, null counts"),
     "tune": ("tune", "Measure which batch sizes are fastest, on the job's own rows"),
     "status": ("sink", "Show how far a run is, from any terminal"),
+    "report": ("report", "What was run and what came of it, as a page, text or JSON"),
     "dead": ("sink", "Show the dead letters of a sink"),
     "retry-dead": ("sink", "Score the dead letters again, usually after a fix"),
     "verify": ("sink", "Recount and re-hash what is published"),

@@ -125,6 +125,12 @@ def verbs(command: F) -> F:
                     help="Start over; the old answers stay readable until the new ones replace them"),
             option("--deliver", "deliver", multiple=True, metavar="URI", group="Output",
                     help="Also bring the published result to this store, for example duckdb:///FILE#table?…; repeated"),
+            option("--alert", "alert", multiple=True, metavar="URL", group="What it shows",
+                    help="Tell of failures, gates, recoveries: a webhook, mailto:ADDRESS or command:COMMAND; repeated"),
+            option("--metrics", "metrics", multiple=True, metavar="FILE|URL", group="What it shows",
+                    help="Figures for Prometheus (FILE.prom, a push gateway) or OpenTelemetry (otlp://HOST:4318)"),
+            option("--lineage", "lineage", multiple=True, metavar="FILE|URL", group="What it shows",
+                    help="OpenLineage events, to an address or the end of a file"),
             option("--append", is_flag=True, group="How it runs", usual=True, help="Score only the files that are new"),
             option("--update", is_flag=True, group="How it runs",
                     help="Score only rows that are new or changed since the last run, by --key, or by their place in "

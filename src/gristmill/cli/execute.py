@@ -13,7 +13,9 @@ from gristmill.cli.ending import hide
 from gristmill.driver import warmup
 from gristmill.errors import BadJob, GristmillError, Interrupted
 from gristmill.job.job import JobSpec
-from gristmill.job.secret import secrets_in
+from gristmill.job.secret import HIDDEN, SECRET_NAME, scrub, secrets_in
+from gristmill.job.telling import hidden_in
+from gristmill.job.uris import redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.observers import logged
@@ -21,6 +23,7 @@ from gristmill.observe.progress import make_observer
 from gristmill.observe.report import Report
 from gristmill.observe.tables import Table
 
+NO_SECRETS = ("--key",)  # flags that are called like one, and name columns
 _THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -68,12 +71,34 @@ def _performed(spec: JobSpec, given: Mapping[str, Any], verbs: Mapping[str, bool
             from gristmill.driver.run import run
         finally:
             gc.enable()
-        report = run(spec, **verbs, tick=given.get("scheduled"), observer=observer)
+        report = run(spec, **verbs, tick=given.get("scheduled"), observer=observer, typed=typed(spec))
         if spec.sink is not None and report.state == "done":
             remember(spec, *sink_place(spec.sink))
         return report
 
     return shown(spec, given, whole)
+
+
+def typed(spec: JobSpec) -> tuple[str, ...]:
+    """What was typed, for those who want to type it again, without secrets: of addresses of alerts only the host, and
+    no value whose name says that it is one. Nothing if the job has one that is written out, whose other forms nobody
+    knows.
+    """
+    from gristmill.cli.lastjob import holds_secret
+
+    if holds_secret(spec):
+        return ()
+    secrets = [*secrets_in(spec), *hidden_in([*spec.alerts, *spec.metrics, *spec.lineage])]
+    words, said = ["gristmill"], ""
+    for word in sys.argv[1:]:
+        name, equals, _ = word.partition("=")
+        if SECRET_NAME.search(name) and equals:
+            word = f"{name}={HIDDEN}"
+        elif said not in NO_SECRETS and SECRET_NAME.search(said) and not word.startswith("-"):
+            word = HIDDEN
+        words.append(redact(scrub(word, secrets)))
+        said = name if name.startswith("--") and not equals else ""
+    return tuple(words)
 
 
 def _import_arrow() -> None:

@@ -21,6 +21,7 @@ from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec, Gates, Running, Update
 from gristmill.job.specs import MODELS, Call
+from gristmill.job.telling import as_told
 from gristmill.jobfile.literals import literal
 from gristmill.jobfile.overlay import Change
 
@@ -242,12 +243,17 @@ def _for_update(given: Mapping[str, Any]) -> bool:
 
 
 def delivered_to(spec: JobSpec, given: Mapping[str, Any]) -> JobSpec:
-    """The job with the stores of --deliver besides its own, and with --update. Raises BadJob."""
+    """The job with the stores of --deliver, and whom --alert, --metrics and --lineage tell, besides its own, and with
+    --update. Raises BadJob.
+    """
     if given.get("update"):
         key = listed(given.get(_KEY) or ())
         spec = replace(spec, update=Update(key) if key else spec.update or Update())
     some = given.get("deliver")
-    return replace(spec, deliver=(*spec.deliver, *map(Delivery, some))) if some else spec
+    spec = replace(spec, deliver=(*spec.deliver, *map(Delivery, some))) if some else spec
+    told = {"alerts": given.get("alert"), "metrics": given.get("metrics"), "lineage": given.get("lineage")}
+    more = {name: (*getattr(spec, name), *as_told(name, some)) for name, some in told.items() if some}
+    return replace(spec, **more) if more else spec  # type: ignore[arg-type]
 
 
 def listed(values: Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.errors import BadJob
@@ -57,16 +57,18 @@ def remember(spec: JobSpec, root: str, files: Files) -> None:
     path = _path(root)
     with contextlib.suppress(OSError):  # only a convenience: the result is published anyway
         try:
-            if _holds_secret(spec):
+            if holds_secret(spec):
                 raise BadJob("a secret stands in the job")
-            last = LastJob(dump(spec), os.getcwd())
+            # Whoever scores again by hand need not have the secrets of those who are told of the nightly run.
+            last = LastJob(dump(replace(spec, alerts=(), metrics=(), lineage=())), os.getcwd())
         except BadJob:
             files.remove(path)
             return
         files.note(path, last.dump())
 
 
-def _holds_secret(spec: JobSpec) -> bool:
+def holds_secret(spec: JobSpec) -> bool:
+    """Whether the job seems to have a secret that is written out."""
     from gristmill.job.uris import redact
 
     texts = [value for value in vars(spec.model).values() if isinstance(value, str) and value.split() == [value]]
@@ -94,6 +96,14 @@ def _named_secret(value: Any) -> bool:
             for key, item in value.items()
         )
     return isinstance(value, (list, tuple)) and any(_named_secret(item) for item in value)
+
+
+def remembered(root: str, files: Files) -> LastJob | None:
+    """The job file in a sink, as it is; None if there is none."""
+    try:
+        return LastJob.load(files.read(_path(root)), _path(root))
+    except FileNotFoundError:
+        return None
 
 
 def recall(root: str, files: Files) -> tuple[JobSpec, str]:

@@ -15,7 +15,7 @@ import click
 
 from gristmill.cli import common as words
 from gristmill.cli.ending import say
-from gristmill.cli.execute import print_rows, shown
+from gristmill.cli.execute import print_rows, shown, typed
 from gristmill.cli.helptext import Command
 from gristmill.cli.job import variables
 from gristmill.errors import BadJob
@@ -360,7 +360,7 @@ def retry_dead(target: str, job: str | None, accept_code_change: bool, **given: 
     spec = _job_of(target, job, given)
 
     def again(observer: Observer) -> Report:
-        return retried(spec, accept_code_change=accept_code_change, observer=observer)
+        return retried(spec, accept_code_change=accept_code_change, observer=observer, typed=typed(spec))
 
     return shown(spec, given, again)
 

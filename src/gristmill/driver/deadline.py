@@ -1,6 +1,6 @@
 """By when a run must be done: warned of as soon as the forecast passes it, told once it has passed.
 
-A note of these has the field `alert`, which is "forecast" or "late", and `deadline`, for those who pass it on.
+The notes have the field `deadline`, and `foresees` or `alert`, which is "late": the latter raises that incident.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class OnTime:
         self._log.note(
             "warning",
             f"will be late: by {by} it ends about {clock(ends, end.at.tzinfo)}, {over} after its deadline ({end})",
-            alert="forecast",
+            foresees="late",
             deadline=end.at.isoformat(timespec="seconds"),
             ends=ends.astimezone(end.at.tzinfo).isoformat(timespec="seconds"),
         )

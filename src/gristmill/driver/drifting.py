@@ -18,7 +18,7 @@ from gristmill.commit.generation import Generation, decode_schema, generations
 from gristmill.commit.publication import Publication, live_of
 from gristmill.commit.receipt import Receipt
 from gristmill.driver.choice import Chosen
-from gristmill.errors import BadJob, BadSource, CorruptStore
+from gristmill.errors import BadJob, BadSource, CorruptStore, NewerFormat
 from gristmill.files import roots
 from gristmill.files.disk import join
 from gristmill.job.job import JobSpec
@@ -214,16 +214,21 @@ def _kept(result: Publication) -> ProfileRecord | None:
         return None
     try:
         return ProfileRecord.load_from(join(own.folder, PROFILE), result.files)
-    except (FileNotFoundError, CorruptStore):
+    except (FileNotFoundError, CorruptStore, NewerFormat):
         return None
 
 
 def _receipts(result: Publication) -> list[Receipt]:
-    """The receipts of a result's shards; one without a profile for each generation whose receipts are lost."""
+    """The receipts of a result's shards; one without a profile for each generation whose receipts are lost, or of a
+    later version: what a restart replaces need not be readable.
+    """
     known = {g.number: g for g in generations(result.root, result.files) if not g.lost}
     found = []
     for number in result.generations:
-        some = receipts.standing(known[number].receipts, result.files) if number in known else {}
+        try:
+            some = receipts.standing(known[number].receipts, result.files) if number in known else {}
+        except NewerFormat:
+            some = {}
         found += list(some.values()) or [Receipt(0, "", (), ())]
     return found
 

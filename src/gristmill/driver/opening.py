@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -73,9 +73,13 @@ class Command:
     verbs: Verbs
     stream: bool
     log: RunLog
+    typed: tuple[str, ...] = field(default=(), kw_only=True)  # on a command line, without secrets
 
     @staticmethod
-    def of(spec: JobSpec, verbs: Verbs | None, observer: Observer | None, stream: bool, files: Files | None) -> Command:
+    def of(
+        spec: JobSpec, verbs: Verbs | None, observer: Observer | None, stream: bool, files: Files | None,
+        typed: Sequence[str] = (),
+    ) -> Command:  # fmt: skip
         """The command for a job; `files` replaces the sink's own file layer. Raises BadJob for a job without a sink."""
         if spec.sink is None:
             raise BadJob(
@@ -88,7 +92,7 @@ class Command:
         shown = f"{root}/" if file_named(root) else root  # in a store, a folder
         sink = spec.sink if own is LOCAL else replace(spec.sink, uri=shown, storage={})
         log = RunLog(spec, sink.uri, observer or Silent())
-        return Command(spec, sink, root, files or own, verbs or Verbs(), stream, log)
+        return Command(spec, sink, root, files or own, verbs or Verbs(), stream, log, typed=tuple(typed))
 
     @property
     def appends(self) -> bool:

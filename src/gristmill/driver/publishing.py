@@ -160,7 +160,8 @@ def _compared(s: Scored) -> Compared:
         report = replace(summary.held_back(s), drift=found.drift)
         raise GateFailed(drifting.refused(found, s.generation), report=report)
     for finding in found.findings:
-        s.log.warn(f"{finding.text}{', which was accepted' if finding.failed else ''}")
+        drifted = {"alert": "drift"} if any(d.verdict != "held" for d in found.drift) else {}
+        s.log.note("warning", f"{finding.text}{', which was accepted' if finding.failed else ''}", **drifted)
     return found
 
 

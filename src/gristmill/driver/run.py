@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -15,6 +15,7 @@ from gristmill.driver.choice import chosen
 from gristmill.driver.opening import Command, Opened, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
 from gristmill.driver.scoring import Scoring
+from gristmill.driver.telling import Telling, told
 from gristmill.engines.interpreter import SPARES
 from gristmill.errors import GristmillError, Interrupted, RunFailed
 from gristmill.files.contract import Files
@@ -35,41 +36,54 @@ def run(
     accept: bool = False,
     tick: datetime | None = None,
     observer: Observer | None = None,
+    typed: Sequence[str] = (),
 ) -> Report:
     """Run a job to its end, or resume it where it stopped. Returns the report of what is published. A deadline counts
-    from `tick`, the time that the run was scheduled for, or else from now.
+    from `tick`, the time that the run was scheduled for, or else from now. `typed` is what was typed on a command
+    line, for the record of the run.
 
     Raises BadJob (nothing was run), PlanChanged, SinkBusy, GateFailed, RunFailed, Interrupted; those raised after rows
     were scored carry `.report`.
     """
-    return _whole(spec, Verbs(restart, append, accept, tick=tick, timed=True), observer)
+    return _whole(spec, Verbs(restart, append, accept, tick=tick, timed=True), observer, typed)
 
 
-def retry_dead(spec: JobSpec, *, accept_code_change: bool = False, observer: Observer | None = None) -> Report:
+def retry_dead(
+    spec: JobSpec,
+    *,
+    accept_code_change: bool = False,
+    observer: Observer | None = None,
+    typed: Sequence[str] = (),
+) -> Report:
     """Score the dead letters of a job's live result again. Rows that succeed are published after the others, in files
     of their own, even if the result was one file.
 
     Raises PlanChanged if the code has changed and that was not accepted, if anything else has changed, or if the steps
     make other rows of a source row than before, so that a dead one among them is not found again.
     """
-    return _whole(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer)
+    return _whole(spec, Verbs(retry=True, accept_code_change=accept_code_change), observer, typed)
 
 
-def _whole(spec: JobSpec, verbs: Verbs, observer: Observer | None) -> Report:
+def _whole(spec: JobSpec, verbs: Verbs, observer: Observer | None, typed: Sequence[str]) -> Report:
     starting("a job")
     with lasting.during(spec.engine):
-        done = finish(spec, verbs, observer)
+        done = finish(spec, verbs, observer, typed=typed)
         if done.later:  # an unfinished plan was finished as planned; now the files that appeared since, at which nobody
             # who accepts could look
-            done = finish(spec, replace(verbs, restart=False, append=True, accept=False), observer)
+            done = finish(spec, replace(verbs, restart=False, append=True, accept=False), observer, typed=typed)
     return done.report
 
 
 def finish(
-    spec: JobSpec, verbs: Verbs | None = None, observer: Observer | None = None, *, files: Files | None = None
+    spec: JobSpec,
+    verbs: Verbs | None = None,
+    observer: Observer | None = None,
+    *,
+    files: Files | None = None,
+    typed: Sequence[str] = (),
 ) -> Published:
     """One run, to its end; `files` replaces the sink's own file layer."""
-    command = Command.of(spec, verbs, observer, False, files)
+    command = Command.of(spec, verbs, observer, False, files, typed)
     try:
         next(_in_steps(command))
     except StopIteration as e:
@@ -104,19 +118,34 @@ def _in_steps(command: Command) -> Generator[Receipt, None, Published]:
 
 
 def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Published]:
-    scoring: Scoring | None = None
     done: Published | None = None
+    try:
+        with told(command) as telling:
+            done = yield from _told_phases(command, stops, telling)
+            telling.done(done.report)
+        return done
+    finally:
+        SPARES.end()
+        if done is None or not done.later:
+            command.log.observer.close()
+
+
+def _told_phases(command: Command, stops: Stops, telling: Telling) -> Generator[Receipt, None, Published]:
+    scoring: Scoring | None = None
     try:
         delivering.reached(command)
         with opened(command) as at, chosen(at) as choice:
             if choice is None:
+                telling.idle(at)
                 done = untouched(at)
             else:
                 if choice.plan is not None:
                     indexing.fitting(choice, choice.plan.about)
                     delivering.fitting(choice, choice.plan.about)
                 drifting.ready(choice)
+                telling.began(choice)
                 scoring = Scoring(choice, stops)
+                telling.scoring(scoring)
                 with stops.heeded():
                     scored = yield from scoring.run()
                 scoring.on_time.refuse_late()
@@ -132,11 +161,7 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
         raise
     except OSError as e:  # a full or failing disk; workers report theirs as an outcome
         report = None if scoring is None else summary.stopped(scoring)
-        raise RunFailed(_told(command, e), report=report) from e
-    finally:
-        SPARES.end()
-        if done is None or not done.later:
-            command.log.observer.close()
+        raise RunFailed(_words(command, e), report=report) from e
 
 
 def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
@@ -148,7 +173,7 @@ def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
     return replace(report, details={**report.details, "on_time": told}) if told else report
 
 
-def _told(command: Command, error: OSError) -> str:
+def _words(command: Command, error: OSError) -> str:
     """The message for an error of the disk or the store, and what to do about it."""
     uri, folder = command.sink.uri, generations.meta(command.root)
     if isinstance(error, StoreAway):

@@ -4,6 +4,7 @@ separate.
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,10 +12,13 @@ from typing import Any
 
 from gristmill.commit.receipt import Receipt
 from gristmill.models.contract import USED
+from gristmill.observe.facts import Slow
 from gristmill.observe.report import WorkerPace
 from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick
 from gristmill.shards.counts import Counts, summed
 from gristmill.shards.shard import ShardTable
+
+MOST_SLOW = 10  # of the slowest shards
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Tallied:
     """The sums of a run's events: `counts` and `errors` are of all shards with a receipt, including those `resumed`
     from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
     `flying` is how many requests to an endpoint were in flight at most, summed over the workers. `per_worker` has what
-    each worker did, in the order in which they started, without those that committed nothing.
+    each worker did, in the order in which they started, without those that committed nothing; `slowest` are the shards
+    whose rows took longest in the model, the slowest first.
     """
 
     counts: Counts
@@ -34,6 +39,7 @@ class Tallied:
     shards_done: int
     resumed: int
     per_worker: tuple[WorkerPace, ...]
+    slowest: tuple[Slow, ...] = ()
 
 
 class Tally:
@@ -55,6 +61,7 @@ class Tally:
         self._resumed = 0
         self._paces: dict[str, WorkerPace] = {}
         self._started: dict[str, float] = {}
+        self._slowest: list[tuple[float, int, Slow]] = []  # a heap, the quickest of them first
         self._shards: ShardTable | None = None  # until there is a plan
         self._total: int | None = None
         self._done: set[int] = set()
@@ -117,7 +124,13 @@ class Tally:
         return Tallied(
             self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run,
             sum(self._flying.values()), done, self._resumed, paces,
+            tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)),
         )  # fmt: skip
+
+    @property
+    def rows_done(self) -> int:
+        """Source rows in shards that are committed, by this run and those before it."""
+        return self._rows
 
     def _reach(self, tick: Tick) -> None:
         if self._shards is None or tick.key.startswith("probe"):
@@ -144,6 +157,11 @@ class Tally:
         new = self._count(value["shard"], counts, value["figures"], value["errors"])
         if new and (pace := self._paces.get(event.worker)):
             self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)
+        if new:
+            seconds = round(float(value["figures"].get("model_seconds", 0.0)), 3)
+            slow = Slow(value["shard"], seconds, counts.rows_in, event.worker)
+            change = heapq.heappush if len(self._slowest) < MOST_SLOW else heapq.heappushpop
+            change(self._slowest, (seconds, slow.shard, slow))
 
     def _count(self, number: int, counts: Counts, figures: Mapping[str, float], errors: Mapping[str, float]) -> bool:
         assert self._shards is not None

@@ -318,6 +318,9 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             reduce=None,
             deliver=(),
             deadline=None,
+            alerts=(),
+            metrics=(),
+            lineage=(),
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
         report = finish(small, observer=observer).report

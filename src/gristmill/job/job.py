@@ -13,6 +13,7 @@ from gristmill.job.keywords import JobOptions, check_names, names_of, option_fie
 from gristmill.job.options import EngineSpec, Gates, Running, Update, as_engine, as_update
 from gristmill.job.schedule import Schedule, as_schedule, due
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
+from gristmill.job.telling import Alert, Lineage, Metrics, as_told
 from gristmill.job.uris import file_formats, file_named, is_local, local_path
 
 _NOT_WRITTEN = (".csv", ".tsv", ".json", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro", ".txt")
@@ -273,6 +274,7 @@ class JobSpec:
         "reduce": "reads what is about to be published; it may be mended and run again without scoring anything",
         "deliver": "where the published result is brought afterwards",
         **dict.fromkeys(("schedule", "deadline", "on_deadline"), "when the job runs, not what it answers"),
+        **dict.fromkeys(("alerts", "metrics", "lineage"), "who is told of the run, which does not wait for them"),
     }
 
     source: Annotated[
@@ -384,6 +386,18 @@ class JobSpec:
             group="How it runs",
         ),
     ] = "publish"
+    alerts: Annotated[
+        tuple[Alert, ...],
+        Help("Who is told of incidents: addresses of webhooks, or mappings with webhook, email or command", flag=None),
+    ] = ()
+    metrics: Annotated[
+        tuple[Metrics, ...],
+        Help("Where figures go: FILE.prom, a push gateway (http://…), or a collector (otlp://HOST:4318)", flag=None),
+    ] = ()
+    lineage: Annotated[
+        tuple[Lineage, ...],
+        Help("Where OpenLineage events go: an address, or a file that gets a line each", flag=None),
+    ] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "schedule", as_schedule(self.schedule))
@@ -399,6 +413,8 @@ class JobSpec:
                 given = as_deliveries([first, *given])
             object.__setattr__(self, "sink", sink)
         object.__setattr__(self, "deliver", given)
+        for name in ("alerts", "metrics", "lineage"):
+            object.__setattr__(self, name, as_told(name, getattr(self, name)))
         if given and self.sink is None:
             raise BadJob("the job has deliver but no sink, from which the stores are filled: give it one (sink=…)")
         hooks: Any = self.audit

@@ -216,6 +216,9 @@ class JobOptions(EngineOptions, total=False):
     schedule: Any
     deadline: str | None
     on_deadline: Literal["publish", "stop"]
+    alerts: Any
+    metrics: Any
+    lineage: Any
     running: Running | Mapping[str, Any] | None
     engine: str | EngineSpec | None
     batch_tokens: int | Auto

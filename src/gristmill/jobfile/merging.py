@@ -10,6 +10,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.job.options import ENGINE, EngineSpec, default_engine
 from gristmill.job.specs import kind_in
+from gristmill.job.telling import HEADS, head
 from gristmill.jobfile.document import Document, Path, Written
 from gristmill.jobfile.overlay import split_set
 
@@ -29,6 +30,9 @@ def _normal(value: Mapping[str, Any]) -> dict[str, Any]:
     if "deliver" in out:
         given = out["deliver"] if isinstance(out["deliver"], list) else [out["deliver"]]
         out["deliver"] = [{"to": one} if isinstance(one, str) else one for one in given]
+    for name, (_, key) in HEADS.items():
+        if name in out:
+            out[name] = [head(one, key) for one in (out[name] if isinstance(out[name], list) else [out[name]])]
     for name in ("steps", "post"):
         if isinstance(out.get(name), list):
             out[name] = [_step(step) for step in out[name]]

@@ -17,6 +17,7 @@ from gristmill.job.job import JobSpec
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec
 from gristmill.job.specs import MODELS, Step, head_of, of_call
+from gristmill.job.telling import HEADS
 
 _OF_A_CALL = ("args", "batch_format", "takes")
 
@@ -140,7 +141,14 @@ def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
 def _known(value: Any, names: Sequence[str]) -> list[str]:
     """The keys that a job file has for a dataclass."""
     kind, head = _kind_and_head(value)
-    hidden = ("data", "audit", "deliver", head or "call", *(["options"] if isinstance(value, EngineSpec) else []))
+    hidden = (
+        "data",
+        "audit",
+        "deliver",
+        *HEADS,
+        head or "call",
+        *(["options"] if isinstance(value, EngineSpec) else []),
+    )
     known = [name for name in names if name not in hidden]
     if isinstance(value, EngineSpec):
         return [*known, *value.own_names]

@@ -20,6 +20,7 @@ from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import ENGINES, EngineSpec, Gates, Running, Update
 from gristmill.job.schedule import Schedule
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
+from gristmill.job.telling import HEADS
 from gristmill.job.typechecks import expected, field_type
 from gristmill.jobfile.document import Document, Path
 from gristmill.jobfile.variables import dotted
@@ -98,6 +99,7 @@ def _tagged(models: Mapping[str, type[BaseModel]]) -> Any:
 SourceSection = _model("Source", {**_fields(Source, drop=("data",)), "uri": _field(options_of(Source)["uri"])})
 SinkSection = _model("Sink", _fields(Sink))
 DeliverySection = _model("Delivery", _fields(Delivery))
+TOLD_SECTIONS = {name: _model(cls.__name__, _fields(cls)) for name, (cls, _) in HEADS.items()}
 RunningSection = _model("Running", _fields(Running))
 GatesSection = _model("Gates", _fields(Gates))
 UpdateSection = _model("Update", _fields(Update))
@@ -130,6 +132,10 @@ def _job(kinds: tuple[str, ...]) -> type[BaseModel]:
             "update": _field(said["update"], UpdateSection | bool | None, default=None),
             "gates": _field(said["gates"], GatesSection, default_factory=GatesSection),
             "deliver": _field(said["deliver"], list[DeliverySection], default_factory=list),  # type: ignore[valid-type]
+            **{
+                name: _field(said[name], list[made], default_factory=list)  # type: ignore[valid-type]
+                for name, made in TOLD_SECTIONS.items()
+            },
             "audit": _field(said["audit"], str | list[str], default_factory=list),
             "reduce": _field(said["reduce"], str | None, default=None),
             "schedule": _field(said["schedule"], ScheduleSection | None, default=None),
@@ -206,6 +212,9 @@ def _built(document: Document, job: Any) -> JobSpec:
         made["update"] = _placed(document, ("update",), Update, _given(job.update))
     else:
         made["update"] = job.update
+    for name, (cls, _) in HEADS.items():
+        some = enumerate(getattr(job, name))
+        made[name] = tuple(_placed(document, (name, i), cls, _given(section)) for i, section in some)
     made |= {name: getattr(job, name) for name in ("on_null", "on_nan", "on_new_files", "audit", "reduce")}
     made |= {name: getattr(job, name) for name in ("deadline", "on_deadline")}
     spec: JobSpec = _placed(document, (), JobSpec, made)
@@ -348,6 +357,8 @@ def _section_at(value: Any, path: Path) -> type[BaseModel] | None:
         return next((STEP_SECTIONS[key] for key in STEP_SECTIONS if key in here), None)
     if path[0] == "deliver" and len(path) == 2:
         return DeliverySection
+    if path[0] in TOLD_SECTIONS and len(path) == 2:
+        return TOLD_SECTIONS[str(path[0])]
     sections = {**_SECTIONS, "update": UpdateSection}
     return sections.get(str(path[0])) if len(path) == 1 else None
 
@@ -412,8 +423,9 @@ def json_schema() -> dict[str, Any]:
     properties["engine"] = _or_text(properties["engine"])
     for name in ("steps", "post"):
         properties[name]["items"] = _or_text(properties[name]["items"])
-    properties["deliver"]["items"] = _or_text(properties["deliver"]["items"])
-    properties["deliver"] = _or_text(properties["deliver"])
+    for name in ("deliver", *HEADS):
+        properties[name]["items"] = _or_text(properties[name]["items"])
+        properties[name] = _or_text(properties[name])
     properties["schedule"] = _or_text(properties["schedule"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "A gristmill job"}
 

@@ -36,6 +36,13 @@ SECRET_PLACES: tuple[Path, ...] = (
     ("engine",),
     ("deliver", "*", "to"),
     ("deliver", "*", "options"),
+    ("alerts", "*", "webhook"),
+    ("alerts", "*", "headers"),
+    ("alerts", "*", "smtp"),
+    ("alerts", "*", "command"),
+    ("metrics", "*"),
+    ("lineage", "*", "to"),
+    ("lineage", "*", "headers"),
 )
 
 

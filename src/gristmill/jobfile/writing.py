@@ -11,6 +11,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
 from gristmill.job.specs import MODELS, Call, Step, head_of, of_call
+from gristmill.job.telling import HEADS
 from gristmill.job.uris import file_formats
 
 
@@ -48,6 +49,7 @@ def dump(spec: JobSpec) -> str:
         "deliver",
         "update",
         "schedule",
+        *HEADS,
     )
     choices = _differing(spec, drop=apart)
     engine = _differing(spec.engine, drop=("options",))
@@ -60,6 +62,7 @@ def dump(spec: JobSpec) -> str:
         choices["update"] = _differing(spec.update) or True
     if spec.schedule is not None:
         choices["schedule"] = _differing(spec.schedule)
+    choices |= {name: [_differing(one) for one in told] for name in HEADS if (told := getattr(spec, name))}
     if spec.audit:
         choices["audit"] = [target_name(Call(hook)) for hook in spec.audit]
     if spec.reduce is not None:

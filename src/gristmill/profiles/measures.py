@@ -112,8 +112,15 @@ MEASURES: Mapping[str, Measure] = {
 
 
 def binned(reference: ColumnProfile, current: ColumnProfile) -> tuple[np.ndarray, np.ndarray] | None:
-    """The shares of values in each bin, on both sides: one for each value if these are texts, booleans, or few numbers;
-    else as many of equal width as Sturges' rule says. None if a side has no values.
+    """The shares of values in each bin, on both sides: see `bins`."""
+    found = bins(reference, current)
+    return None if found is None else found[1:]
+
+
+def bins(reference: ColumnProfile, current: ColumnProfile) -> tuple[list[str], np.ndarray, np.ndarray] | None:
+    """Each bin, by its value or where it begins, and the shares of values in it, on both sides: one for each value if
+    these are texts, booleans, or few numbers; else as many of equal width as Sturges' rule says. None if a side has no
+    values.
     """
     if not reference.held or not current.held:
         return None
@@ -122,6 +129,7 @@ def binned(reference: ColumnProfile, current: ColumnProfile) -> tuple[np.ndarray
     if r is not None and c is not None and (text or len(r) <= FEW):
         names = sorted({*r, *c})
         return (
+            names,
             np.array([r.get(n, 0) for n in names]) / max(1, sum(r.values())),
             np.array([c.get(n, 0) for n in names]) / max(1, sum(c.values())),
         )
@@ -129,7 +137,7 @@ def binned(reference: ColumnProfile, current: ColumnProfile) -> tuple[np.ndarray
     edges = _edges(
         min(a.least, b.least), max(a.most, b.most), a.rows + b.rows, reference.kind == current.kind == "whole"
     )
-    return _shares(a, edges), _shares(b, edges)
+    return [f"{edge:.4g}" for edge in edges[:-1]], _shares(a, edges), _shares(b, edges)
 
 
 def _ranks(column: ColumnProfile) -> Ranks | Counted:

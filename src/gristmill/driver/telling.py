@@ -1,0 +1,312 @@
+"""What a run tells others: its record in the sink, and, where the job names somebody, alerts, metrics and lineage. None
+of it can fail the run: records are a courtesy, and all else is sent by threads of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from gristmill import __version__
+from gristmill.commit import publication
+from gristmill.commit.generation import decode_schema, meta
+from gristmill.driver import runrecord
+from gristmill.driver.choice import Chosen
+from gristmill.driver.opening import Command, Opened
+from gristmill.driver.probe import Planned
+from gristmill.driver.scoring import Scoring
+from gristmill.errors import GateFailed, GristmillError, Interrupted, SinkBusy
+from gristmill.files.disk import LOCAL, join
+from gristmill.fingerprint.diskcache import cache_folder
+from gristmill.job.job import JobSpec
+from gristmill.job.telling import hidden_in
+from gristmill.job.uris import file_of, is_local, local_path, redact
+from gristmill.observe.events import Note, Progress
+from gristmill.observe.facts import Pace, Run, Slow
+from gristmill.observe.incidents import Book
+from gristmill.observe.progress import Several
+from gristmill.observe.report import Report
+from gristmill.observe.telling import Begun, Column, Data, Ended, Teller, Told
+from gristmill.shards.shard import ShardTable
+
+INCIDENTS = "incidents.json"
+
+
+@contextlib.contextmanager
+def told(c: Command) -> Iterator[Telling]:
+    """Tell others of a run, whose report is given to `done`, and whose error is what comes out of the block. Raises
+    BadJob if nobody can be told in the way that the job asks for.
+    """
+    telling = Telling(c)
+    try:
+        yield telling
+    except GeneratorExit:  # a stream that is not read to its end
+        telling.failed(Interrupted("given up"))
+        raise
+    except BaseException as e:
+        telling.failed(e)
+        raise
+    with contextlib.suppress(Interrupted):  # the result is published: who stops now stops only the telling
+        telling.well()
+
+
+class Telling:
+    """Tells of one run. It looks at progress and notes as an observer, and hears of the phases from the run."""
+
+    def __init__(self, c: Command) -> None:
+        self._c = c
+        self._run = str(uuid.uuid4())
+        self._started = time.time()
+        self._record: Run | None = None
+        self._pace = Pace()
+        self._begun = False
+        self._output: Data | None = None
+        self._report: Report | None = None
+        self._scoring: Scoring | None = None
+        spec = c.spec
+        c.log.hide(hidden_in([*spec.alerts, *spec.metrics, *spec.lineage]))
+        tellers = [] if c.stream else _tellers(c, spec)
+        self._silent = not tellers
+        self._told = Told(tellers)
+        c.log.observer = Several([c.log.observer, self, self._told])
+
+    # ------------------------------------------------ as an observer
+
+    def progress(self, now: Progress) -> None:
+        """Keep how many rows were done when."""
+        if now.phase in ("running", "publishing"):
+            self._pace.take(now.elapsed, now.rows_done)
+
+    def note(self, note: Note) -> None:
+        """Does nothing: the log keeps notes."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    # ------------------------------------------------ the phases
+
+    def idle(self, at: Opened) -> None:
+        """There is nothing to do."""
+        if not self._silent:
+            self._begin(self._of(at))
+
+    def began(self, at: Chosen) -> None:
+        """There is something to do: write a record, and tell that it begins."""
+        died, g = list[Run](), at.generation
+        self._record = Run(
+            run=self._run, generation=g.number, kind=g.kind, state=runrecord.RUNNING, started=self._started,
+            host=socket.gethostname(), pid=os.getpid(), version=__version__, command=self._c.typed, folder=os.getcwd(),
+            engine=at.spec.engine.name, model=at.spec.model.name,
+        )  # fmt: skip
+        if not self._c.stream:
+            with contextlib.suppress(OSError):
+                died = runrecord.begun(at.root, at.files, self._record)
+        if self._silent:
+            return
+        gone = tuple((one.run, runrecord.died_how(one)) for one in died)
+        self._begin(replace(self._of(at), generation=g.number, kind=g.kind, died=gone))
+
+    def scoring(self, scoring: Scoring) -> None:
+        """What is being scored, of which the record has the figures at the end."""
+        self._scoring = scoring
+
+    def done(self, report: Report) -> None:
+        """The run is done, and this is its report."""
+        self._report = report
+
+    # ------------------------------------------------ the end
+
+    def well(self) -> None:
+        """The run ended well."""
+        report = self._report
+        assert report is not None
+        if report.state == "done" and not self._silent:
+            self._output = self._published()
+        self._end(report.state, report, None)
+
+    def failed(self, error: BaseException) -> None:
+        """The run ended with an error."""
+        report = getattr(error, "report", None)
+        if isinstance(error, SinkBusy) and not self._begun:
+            return  # another run has the sink, and tells of itself
+        state = "stopped" if isinstance(error, Interrupted) else "gate failed" if isinstance(error, GateFailed) else ""
+        self._end(state or "failed", report if isinstance(report, Report) else None, error)
+
+    def _end(self, state: str, report: Report | None, error: BaseException | None) -> None:
+        c = self._c
+        text, code = "", 0
+        if error is not None:
+            text = c.log.scrubbed(" ".join(str(error).split()))
+            text = text if isinstance(error, (GristmillError, Interrupted)) else f"{type(error).__name__}: {text}"
+            code = int(getattr(error, "exit_code", 1))
+        with contextlib.suppress(OSError):
+            self._write(state, report, text, code)
+        if self._silent:
+            return
+        if not self._begun:
+            self._begin(self._named())
+        end = Ended(
+            state, time.time(), round(c.log.seconds, 3), _incident(error), text, code,
+            **({} if report is None else _counts(report)), output=self._output,
+            assertions=_gates(c.spec, state, report),
+        )  # fmt: skip
+        for line in self._told.ended(end):
+            c.log.note("warning", f"not told: {line}")
+
+    def _write(self, state: str, report: Report | None, text: str, code: int) -> None:
+        if self._record is None or self._c.stream:
+            return
+        scoring = self._scoring
+        now = replace(
+            self._record, state=state, seconds=round(self._c.log.seconds, 3), error=text, exit_code=code,
+            notes=tuple(self._c.log.notes[-20:]),
+        )  # fmt: skip
+        if scoring is not None and isinstance(scoring.at, Planned):
+            sums, shards = scoring.tally.sums(), scoring.at.plan.shards
+            now = replace(
+                now, rows=sums.rows_run, shards=len(shards), shards_done=sums.shards_done, per_worker=sums.per_worker,
+                slowest=tuple(_placed(one, shards) for one in sums.slowest), workers=scoring.at.resolved.workers,
+                rows_ok=sums.counts.ok, rows_dead=sums.counts.all_dead, rows_filtered=sums.counts.all_filtered,
+                used=dict(sums.used), pace=self._pace.points(now.seconds, scoring.tally.rows_done),
+            )  # fmt: skip
+        if report is not None:
+            now = replace(now, busy=report.busy, padding=report.padding, drift=report.drift)
+        runrecord.write(self._c.root, self._c.files, now)
+
+    # ------------------------------------------------ as values
+
+    def _begin(self, run: Begun) -> None:
+        self._begun = True
+        self._told.began(run)
+
+    def _named(self) -> Begun:
+        root = self._c.root
+        name = file_of(root) or root
+        return Begun(name, self._run, name, self._started, self._c.spec.model.name, engine=self._c.spec.engine.name)
+
+    def _of(self, at: Opened) -> Begun:
+        r, latest = at.resolved, publication.latest(at.root, at.files)
+        schema = None if latest is None else decode_schema(latest.body.output_schema)
+        if isinstance(at, Chosen) and at.plan is not None:
+            schema = at.plan.schema
+        output = Data(self._named().sink, () if schema is None else _columns(schema, at))
+        inputs = _inputs(at)
+        published = None if latest is None else _seconds(latest.body.published)
+        return replace(self._named(), digest=r.info.digest, inputs=inputs, output=output, published=published)
+
+    def _published(self) -> Data | None:
+        """What the sink holds now."""
+        c, scoring = self._c, self._scoring
+        with contextlib.suppress(OSError, GristmillError):
+            body = publication.published(c.root, c.files).body
+            at = None if scoring is None else scoring.at
+            columns = () if at is None else _columns(decode_schema(body.output_schema), at)
+            report = self._report
+            size = (None, None) if report is None else (report.bytes_out, report.files)
+            return Data(self._named().sink, columns, body.rows_ok, *size)
+        return None
+
+
+def _tellers(c: Command, spec: JobSpec) -> list[Teller]:
+    found: list[Teller] = []
+    if spec.alerts:
+        from gristmill.observe.alerts import Alerts
+
+        found.append(Alerts(spec.alerts, lambda state: _book(c, state)))
+    if spec.metrics:
+        from gristmill.observe.metrics import gauges
+
+        found += [gauges(to) for to in spec.metrics]
+    if spec.lineage:
+        from gristmill.observe.lineage import Events
+
+        found += [Events(to) for to in spec.lineage]
+    return found
+
+
+def _book(c: Command, state: str | None) -> Book:
+    job = file_of(c.root) or c.root
+    if state is not None:
+        return Book(job, local_path(state), LOCAL, shared=True)
+    instead = cache_folder() / "incidents" / f"{hashlib.sha256(c.root.encode()).hexdigest()[:32]}.json"
+    return Book(job, join(meta(c.root), INCIDENTS), c.files, folder=meta(c.root), instead=str(instead))
+
+
+def _incident(error: BaseException | None) -> str:
+    """The kind of alert that an error makes. Who presses Ctrl-C knows it; a stop by somebody else's SIGTERM is told."""
+    if error is None:
+        return ""
+    if isinstance(error, Interrupted):
+        return "failed" if error.exit_code == 143 else ""
+    if isinstance(error, GateFailed) and any(d.verdict == "failed" for d in getattr(error.report, "drift", ())):
+        return "drift"
+    return error.incident if isinstance(error, GristmillError) else "failed"
+
+
+def _gates(spec: JobSpec, state: str, report: Report | None) -> tuple[tuple[str, bool], ...]:
+    """The gates, and whether they held: also those that somebody has set aside (--accept)."""
+    if state not in ("done", "gate failed") or report is None:
+        return ()
+    counts, limit = report.counts, spec.gates
+    enough = counts.all_dead <= limit.allowed(counts.ok + counts.all_dead)
+    return (("rows_accounted_for", counts.discrepancy() is None), (f"min_ok {limit.min_ok}", enough),
+            ("all gates", state == "done" and enough))  # fmt: skip
+
+
+def _counts(report: Report) -> dict[str, Any]:
+    rows = {name: getattr(report, name) for name in ("rows_in", "rows_ok", "rows_dead", "rows_filtered", "rows_run")}
+    return {**rows, "shards_done": report.shards_done, "errors": dict(report.errors)}
+
+
+def _placed(one: Slow, shards: ShardTable) -> Slow:
+    """A slow shard with where its first rows are in the source."""
+    piece = shards[one.shard].pieces[0]
+    return replace(one, source=piece.file.path, start=piece.ranges[0][0], stop=piece.ranges[-1][1])
+
+
+def _inputs(at: Opened) -> tuple[Data, ...]:
+    r, source = at.resolved, at.spec.source
+    columns = tuple(Column(f.name, str(f.type)) for f in r.schema)
+    uris = [_address(uri) for uri in source.uri] or ["memory://table"]
+    if len(uris) > 1:  # of which each is a data set, and only all together were counted
+        return tuple(Data(uri, columns) for uri in uris)
+    return (Data(uris[0], columns, r.rows, r.bytes, len(r.files), dict(r.nulls)),)
+
+
+def _address(uri: str) -> str:
+    return redact(uri) if not is_local(uri) else os.path.abspath(local_path(redact(uri)))
+
+
+def _columns(schema: pa.Schema, at: Opened) -> tuple[Column, ...]:
+    """The output's columns, with those of the source that they are made of: as far as is known without knowing what
+    code does, which may make any column of any.
+    """
+    r, spec = at.resolved, at.spec
+    code = any(step.kind != "filter" for step in spec.steps) or bool(spec.post)
+    source = tuple(r.schema.names)
+    reads = source if code or r.info.columns is None else r.info.columns
+    keep = r.keep or ()
+    found = []
+    for f in schema:
+        kept = f.name in keep and f.name in source
+        of: Sequence[str] = (f.name,) if kept and not code else reads
+        if spec.sink is not None and f.name in (spec.sink.row_id, spec.sink.model_version):
+            of = spec.sink.key if f.name == spec.sink.row_id else ()
+        found.append(Column(f.name, str(f.type), tuple(of), kept and not code))
+    return tuple(found)
+
+
+def _seconds(published: str) -> float | None:
+    with contextlib.suppress(ValueError):
+        return datetime.strptime(published, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    return None

@@ -1,0 +1,77 @@
+"""The report of a sink for a terminal: the facts of its page, as labels and texts."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from gristmill.observe import units
+from gristmill.observe.facts import Kind, Night, Run, SinkFacts
+from gristmill.observe.page import STATES, clock, short
+
+MOST_RUNS, MOST_SLOW = 5, 3
+
+Line = tuple[str, str]
+
+
+def lines(facts: SinkFacts) -> list[Line]:
+    """All that is known, in the order of the page."""
+    return [*_state(facts), *_counts(facts), *_errors(facts), *_work(facts), *_made_of(facts)]
+
+
+def _state(facts: SinkFacts) -> Iterator[Line]:
+    yield "sink", facts.sink
+    yield "state", STATES.get(facts.state, facts.state)
+    if facts.state != "done" and facts.now.get("gate"):
+        yield "gate", str(facts.now["gate"])
+    yield from (("incident", f"{one.kind} since {clock(one.since)}: {one.text}") for one in facts.incidents)
+
+
+def _counts(facts: SinkFacts) -> Iterator[Line]:
+    yield from ((name, f"{figure}  {remark}".rstrip()) for name, figure, remark in facts.rows)
+    yield from ((f"gen. {night.generation}", _night(night)) for night in reversed(facts.nights))
+    for d in facts.drift:
+        yield "drift", f"{d.column}: " + ", ".join(f"{g.measure} {g.figure:.3g} ({g.verdict})" for g in d.figures)
+
+
+def _night(night: Night) -> str:
+    counts = f"{night.rows_ok:,} ok, {night.rows_dead:,} dead, {night.rows_filtered:,} filtered"
+    model = f"{night.model} {short(night.digest)}".rstrip()
+    return f"{night.published[:16].replace('T', ' ')}  {counts}, in {units.seconds(night.seconds)}, {model}"
+
+
+def _errors(facts: SinkFacts) -> Iterator[Line]:
+    yield from (("error", _kind(kind)) for kind in facts.kinds)
+    if facts.letters:
+        yield "errors", facts.letters
+
+
+def _kind(kind: Kind) -> str:
+    first = f": {kind.examples[0].where}: {kind.examples[0].message}" if kind.examples else ""
+    return f"{kind.error}, {units.plural(kind.rows, 'row')}{first}"
+
+
+def _work(facts: SinkFacts) -> Iterator[Line]:
+    run = facts.last
+    if run is not None:
+        for s in run.slowest[:MOST_SLOW]:
+            took = f"shard {s.shard}: {units.seconds(s.seconds)}, {units.plural(s.rows, 'row')}"
+            yield "slow", f"{took}, {s.source} {s.start:,}-{s.stop:,}"
+        for w in run.per_worker:
+            name = f"{w.worker} {w.host}".rstrip()
+            yield "worker", f"{name}: {units.short_rate(w.rows_per_second)}, {units.plural(w.rows, 'row')}"
+    yield from (("run", _run(one)) for one in facts.runs[::-1][:MOST_RUNS])
+
+
+def _run(one: Run) -> str:
+    why = f": {one.error}" if one.error else ""
+    took = f"{one.state} after {units.seconds(one.seconds)}, {units.plural(one.rows, 'row')}"
+    return f"{clock(one.started)}  {took}{why}"
+
+
+def _made_of(facts: SinkFacts) -> Iterator[Line]:
+    yield from ((name, text) for name, text in facts.digests if not name.startswith(("code ", "option ")))
+    yield from (("delivered", text) for text in facts.deliveries)
+    run = facts.last
+    if run is not None and run.command:
+        yield "again", f"cd {shlex.quote(run.folder)} && {shlex.join(run.command)}"

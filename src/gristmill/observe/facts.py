@@ -1,0 +1,190 @@
+"""What is known of a sink and of the runs on it, as frozen values: all that its report shows, whoever draws it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gristmill.commit.documents import Drifted
+from gristmill.observe.report import Row, WorkerPace
+
+MOST_NIGHTS = 10  # generations that a result is shown beside
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A shard, and how long its rows took, in seconds of its worker."""
+
+    shard: int
+    seconds: float
+    rows: int = 0
+    worker: str = ""
+    source: str = ""
+    start: int = 0
+    stop: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run on a sink: when it was, who ran what, how it ended. Times are seconds since 1970; `pace` has seconds
+    since the run began, and the source rows that were done by then. A run that is still "running" and whose process is
+    gone was killed.
+    """
+
+    run: str
+    generation: int
+    kind: str
+    state: str
+    started: float
+    seconds: float = 0.0
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    command: tuple[str, ...] = ()
+    folder: str = ""
+    engine: str = ""
+    workers: int = 0
+    model: str = ""
+    error: str = ""
+    exit_code: int | None = None
+    rows: int = 0
+    rows_ok: int = 0
+    rows_dead: int = 0
+    rows_filtered: int = 0
+    shards: int = 0
+    shards_done: int = 0
+    busy: float | None = None
+    padding: float | None = None
+    used: Mapping[str, float] = field(default_factory=dict)
+    pace: tuple[tuple[float, int], ...] = ()
+    slowest: tuple[Slow, ...] = ()
+    per_worker: tuple[WorkerPace, ...] = ()
+    notes: tuple[str, ...] = ()
+    drift: tuple[Drifted, ...] = ()
+
+    @property
+    def rows_per_second(self) -> float:
+        """Its throughput, start and end included."""
+        return self.rows / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Night:
+    """A generation as it was published: the counts of the whole result then."""
+
+    generation: int
+    published: str
+    seconds: float
+    rows_in: int
+    rows_ok: int
+    rows_dead: int
+    rows_filtered: int
+    model: str
+    digest: str
+    errors: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A column, held against that of another result: its figures with their limits, the shares of its values in both,
+    by bin or category, where they are known, and the first figure in the generations before, oldest first, each with
+    its verdict.
+    """
+
+    column: str
+    figures: tuple[Drifted, ...]
+    bins: tuple[str, ...] = ()
+    before: tuple[float, ...] = ()
+    now: tuple[float, ...] = ()
+    past: tuple[tuple[int, float, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Example:
+    """A dead letter, for people."""
+
+    where: str
+    stage: str
+    message: str
+    payload: str = ""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An error, how many rows have it, and some of them."""
+
+    error: str
+    rows: int
+    examples: tuple[Example, ...] = ()
+
+
+@dataclass(frozen=True)
+class Incident:
+    """An alert that is open; `since` is seconds since 1970."""
+
+    kind: str
+    text: str
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkFacts:
+    """A sink: its state now (as `gristmill status` says it), what is published, and the generations and runs before,
+    newest last. `rows` are the counts as lines of a report, `digests` what identifies model, data and code; `job` is
+    the job file that published last, if one is known.
+    """
+
+    sink: str
+    state: str
+    at: float
+    version: str
+    now: Mapping[str, Any] = field(default_factory=dict)
+    rows: tuple[Row, ...] = ()
+    nights: tuple[Night, ...] = ()
+    runs: tuple[Run, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+    letters: str = ""  # why dead letters are not shown
+    digests: tuple[tuple[str, str], ...] = ()
+    inputs: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, str], ...] = ()
+    deliveries: tuple[str, ...] = ()
+    incidents: tuple[Incident, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    job: str = ""
+    folder: str = ""
+
+    @property
+    def last(self) -> Run | None:
+        """The last run that scored something, or else the last one."""
+        return next((run for run in reversed(self.runs) if run.rows), self.runs[-1] if self.runs else None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+
+class Pace:
+    """How many rows were done when: a bounded number of points, over a run of any length. When there are too many every
+    second one goes, and from then on half as many are taken.
+    """
+
+    MOST = 160
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+        self._every = 0.5  # seconds
+
+    def take(self, seconds: float, rows: int) -> None:
+        """Take a point, if it is time for one."""
+        if self._points and (seconds - self._points[-1][0] < self._every or rows < self._points[-1][1]):
+            return
+        self._points.append((round(seconds, 2), rows))
+        if len(self._points) > self.MOST:
+            self._points = self._points[::2]
+            self._every *= 2
+
+    def points(self, seconds: float, rows: int) -> tuple[tuple[float, int], ...]:
+        """All points, the last one being how it ended."""
+        before = [point for point in self._points if point[0] < seconds and point[1] <= rows]
+        return (*before, (round(seconds, 2), rows))

@@ -1,0 +1,358 @@
+"""Alerts of real runs, to real servers: once an incident, whatever hangs, refuses or is killed; the run is unharmed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gristmill as gm
+from callers import eventually
+from gristmill.errors import BadJob, GateFailed, GristmillError
+from listeners import Heard, listening, nobody
+from nights import OF_FOUR, ROWS, ill, run, well, write_rows
+
+SECRET = "s3cr3t-of-the-webhook"
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A source, and a cache of the test's own."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    return write_rows(tmp_path)
+
+
+def failing(source: str, sink: Path, **options: Any) -> None:
+    """A run whose gate does not hold."""
+    with pytest.raises(GateFailed):
+        run(source, sink, ill, gates={"min_ok": 0.9}, restart=True, **options)
+
+
+def open_incidents(sink: Path) -> list[dict[str, Any]]:
+    found = json.loads((sink / "_gristmill" / "incidents.json").read_text())["incidents"]
+    return [one for one in found if one["over"] is None]
+
+
+def test_an_incident_is_told_once_until_it_is_over(source: str, tmp_path: Path) -> None:
+    """Two failing nights are one alert, the good one after them says that it is over, and the next failure is new."""
+    sink = tmp_path / "out"
+    with listening() as heard:
+        for _ in range(2):
+            failing(source, sink, alerts=heard.url)
+        assert heard.kinds() == ["gate"]
+        assert "min_ok 0.9" in heard.bodies[0]["text"] and heard.bodies[0]["sink"] == str(sink)
+        assert [one["kind"] for one in open_incidents(sink)] == ["gate"]
+        for _ in range(2):
+            run(source, sink, well, alerts=heard.url, restart=True)
+        assert heard.kinds() == ["gate", "recovered"]
+        first, second = heard.bodies
+        assert (second["of"], second["incident"]) == ("gate", first["incident"])
+        assert second["rows"] == {"in": ROWS, "ok": ROWS, "dead": 0, "filtered": 0}
+        assert open_incidents(sink) == []
+        failing(source, sink, alerts=heard.url)
+        assert heard.kinds() == ["gate", "recovered", "gate"]
+        assert heard.bodies[2]["incident"] != first["incident"]
+
+
+def test_only_the_incidents_that_are_asked_for(source: str, tmp_path: Path) -> None:
+    """`on` of each says which; who is told of none hears of no recovery either."""
+    with listening() as gates, listening() as failures:
+        alerts = [{"webhook": gates.url, "on": ["gate"]}, {"webhook": failures.url, "on": ["failed", "recovered"]}]
+        failing(source, tmp_path / "out", alerts=alerts)
+        run(source, tmp_path / "out", well, alerts=alerts, restart=True)
+        assert gates.kinds() == ["gate"]
+        assert failures.kinds() == []
+
+
+def test_dead_rows_that_were_published(source: str, tmp_path: Path) -> None:
+    """They are an incident of their own, which lasts while nothing new is scored."""
+    sink, options = tmp_path / "out", {"gates": {"min_ok": 0.5, "warn_failed": 0.01}}
+    with listening() as heard:
+        run(source, sink, ill, alerts=heard.url, **options)
+        assert heard.kinds() == ["dead"] and "ValueError" in heard.bodies[0]["text"]
+        assert run(source, sink, ill, alerts=heard.url, **options).state == "nothing to do"
+        assert heard.kinds() == ["dead"]
+        run(source, sink, well, alerts=heard.url, restart=True, **options)
+        assert heard.kinds() == ["dead", "recovered"]
+
+
+def test_a_job_that_cannot_begin(source: str, tmp_path: Path) -> None:
+    """It is told once, and no folder is made to remember that; the first run that works says that it is over."""
+    sink = tmp_path / "out"
+    with listening() as heard:
+        for _ in range(2):
+            with pytest.raises(BadJob):
+                run(str(tmp_path / "none.parquet"), sink, well, alerts=heard.url)
+        assert heard.kinds() == ["failed"] and "none.parquet" in heard.bodies[0]["text"]
+        assert not sink.exists()
+        run(source, sink, well, alerts=heard.url)
+        assert heard.kinds() == ["failed", "recovered"]
+        assert open_incidents(sink) == [] and not list((tmp_path / "cache" / "incidents").iterdir())
+
+
+def test_several_jobs_share_a_file_of_incidents(source: str, tmp_path: Path) -> None:
+    """Each has its own incidents in it."""
+    with listening() as heard:
+        alerts = [{"webhook": heard.url, "state": str(tmp_path / "incidents.json")}]
+        failing(source, tmp_path / "a", alerts=alerts)
+        failing(source, tmp_path / "b", alerts=alerts)
+        failing(source, tmp_path / "a", alerts=alerts)
+        run(source, tmp_path / "b", well, alerts=alerts, restart=True)
+        assert [(b["kind"], Path(b["job"]).name) for b in heard.bodies] == [
+            ("gate", "a"), ("gate", "b"), ("recovered", "b"),
+        ]  # fmt: skip
+    assert not (tmp_path / "a" / "_gristmill" / "incidents.json").exists()
+
+
+def harm(how: str, heard: Heard) -> str:
+    """An address of somebody who cannot be told."""
+    heard.answer = {"hangs": 0, "500": 500, "redirects": 302, "403": 403}.get(how, 200)
+    return nobody() if how == "refuses" else heard.url
+
+
+@pytest.mark.parametrize("how", ["refuses", "500", "403", "redirects", pytest.param("hangs", marks=pytest.mark.long)])
+def test_one_who_cannot_be_told_harms_nothing(how: str, source: str, tmp_path: Path) -> None:
+    """The run publishes and ends as without, soon; the others are told; the next run tells what this one could not."""
+    sink = tmp_path / "out"
+    with listening() as broken, listening() as fine:
+        address = harm(how, broken)
+        options = {"gates": {"min_ok": 0.5, "warn_failed": 0.01}, "alerts": [f"{address}/{SECRET}", fine.url]}
+        began = time.monotonic()
+        with pytest.warns(gm.GristmillWarning, match="tried again with the next run") as warned:
+            report = run(source, sink, ill, **options)
+        assert time.monotonic() - began < 14
+        assert report.state == "done" and gm.read(str(sink)).count_rows() == ROWS - OF_FOUR
+        assert fine.kinds() == ["dead"]
+        assert not any(SECRET in str(w.message) for w in warned)
+        assert all("/elsewhere" not in path for _, path, *_ in broken.requests)
+        told = open_incidents(sink)[0]["told"]
+        assert told == [f"webhook {fine.url}"]
+        broken.answer = 200
+        broken.requests.clear()
+        if how != "refuses":
+            run(source, sink, ill, **options)
+            assert broken.kinds() == ["dead"] and fine.kinds() == ["dead"]
+
+
+def test_errors_keep_their_exit_codes(source: str, tmp_path: Path) -> None:
+    """An alert that cannot be sent does not replace what it would tell."""
+    with pytest.raises(GateFailed) as caught:
+        run(source, tmp_path / "out", ill, gates={"min_ok": 0.9}, alerts=nobody())
+    assert caught.value.exit_code == 3
+
+
+KILLED = """
+import sys, time
+import gristmill as gm
+def slow(batch):
+    time.sleep(0.05)
+    return {"score": batch["x"]}
+if __name__ == "__main__":
+    source, sink, url = sys.argv[1:]
+    gm.apply(source, sink, fn=slow, workers=1, shard_rows=1, batch_rows=1, alerts=url, lineage=sink + ".jsonl",
+             gates={"min_ok": 0.1})
+"""
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_is_told_by_the_next(source: str, tmp_path: Path) -> None:
+    """kill -9 in the middle of a run leaves no word; the run that goes on with it tells of it, and that it is over."""
+    script, sink = tmp_path / "job.py", tmp_path / "out"
+    script.write_text(KILLED)
+    with listening() as heard:
+        command = [sys.executable, str(script), source, str(sink), heard.url]
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        assert eventually(lambda: list((sink / "_gristmill").glob("*/receipts/*.json")), 60)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        assert heard.kinds() == []
+        again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert again.returncode == 0, again.stderr
+        assert heard.kinds() == ["failed", "recovered"]
+        assert "ended without a word" in heard.bodies[0]["text"]
+    events = [json.loads(line) for line in Path(f"{sink}.jsonl").read_text().splitlines()]
+    kinds = [(event["eventType"], event["run"]["runId"]) for event in events]
+    assert [kind for kind, _ in kinds] == ["START", "ABORT", "START", "COMPLETE"]
+    assert kinds[0][1] == kinds[1][1] != kinds[2][1] == kinds[3][1]
+
+
+TELLING = """
+import sys
+import gristmill as gm
+def ill(batch):
+    raise ValueError("all of them")
+if __name__ == "__main__":
+    source, sink, url = sys.argv[1:]
+    gm.apply(source, sink, fn=ill, workers=0, alerts=url)
+"""
+
+
+@pytest.mark.long
+def test_a_kill_while_somebody_is_told(source: str, tmp_path: Path) -> None:
+    """The incident is kept before anybody is told: the next run tells it, under the same id, and only once."""
+    script, sink = tmp_path / "job.py", tmp_path / "out"
+    script.write_text(TELLING)
+    with listening(0) as heard:
+        command = [sys.executable, str(script), source, str(sink), heard.url]
+        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+        assert eventually(lambda: heard.requests, 60)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        (before,) = open_incidents(sink) if (sink / "_gristmill" / "incidents.json").exists() else cached(tmp_path)
+        assert before["told"] == []
+        heard.answer = 200
+        heard.requests.clear()
+        for _ in range(2):
+            subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+        told = [body for body in heard.bodies if body["incident"] == before["id"]]
+        assert len(told) == 1 and len(heard.bodies) == len({body["incident"] for body in heard.bodies})
+
+
+def cached(tmp_path: Path) -> list[dict[str, Any]]:
+    (file,) = (tmp_path / "cache" / "incidents").iterdir()
+    found: list[dict[str, Any]] = json.loads(file.read_text())["incidents"]
+    return found
+
+
+def test_slack_gets_its_own_form(source: str, tmp_path: Path) -> None:
+    """One text, in which what a row or an error contains is no markup."""
+    with listening() as heard:
+        with pytest.raises(GristmillError):
+            run(
+                str(tmp_path / "<!channel>.parquet"), tmp_path / "out", well,
+                alerts=[{"webhook": heard.url, "form": "slack"}],
+            )  # fmt: skip
+        (body,) = heard.bodies
+        assert list(body) == ["text"] and body["text"].startswith(":x: *")
+        assert "<!channel>" not in body["text"] and "&lt;!channel&gt;" in body["text"]
+
+
+def test_a_command_gets_the_alert(source: str, tmp_path: Path) -> None:
+    """As JSON on its standard input, with its kind in the environment; one that fails is told."""
+    target = tmp_path / "told.json"
+    script = f"import os, sys; open({str(target)!r}, 'w').write(os.environ['GRISTMILL_ALERT'] + sys.stdin.read())"
+    (tmp_path / "page.py").write_text(script)
+    failing(source, tmp_path / "out", alerts=[{"command": f"{sys.executable} {tmp_path / 'page.py'}"}])
+    assert target.read_text().startswith("gate{") and json.loads(target.read_text()[4:])["kind"] == "gate"
+    with pytest.warns(gm.GristmillWarning, match=r"command .*: it ended with 3"), pytest.raises(GateFailed):
+        run(
+            source, tmp_path / "other", ill, gates={"min_ok": 0.9},
+            alerts=[{"command": f"{sys.executable} -c 'raise SystemExit(3)'"}],
+        )  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_command_that_hangs_is_ended(source: str, tmp_path: Path) -> None:
+    """With all that it started, and the run goes on to its end."""
+    began = time.monotonic()
+    with pytest.warns(gm.GristmillWarning, match="did not end in time|no answer in time"), pytest.raises(GateFailed):
+        run(source, tmp_path / "out", ill, gates={"min_ok": 0.9}, alerts=[{"command": "sh -c 'sleep 60 | sleep 61'"}])
+    assert time.monotonic() - began < 14
+
+
+class Post:
+    """A mail server's end that keeps what comes."""
+
+    def __init__(self) -> None:
+        self.mails: list[Any] = []
+        self.logins: list[str] = []
+
+    async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        self.mails.append(envelope)
+        return "250 taken"
+
+    def login(self, server: Any, session: Any, envelope: Any, mechanism: str, data: Any) -> Any:
+        """Whoever says who they are is let in."""
+        from aiosmtpd.smtp import AuthResult
+
+        self.logins.append(data.password.decode())
+        return AuthResult(success=True)
+
+
+@contextmanager
+def mail_server(**options: Any) -> Iterator[tuple[Post, int]]:
+    controllers = pytest.importorskip("aiosmtpd.controller", reason="no mail server: install aiosmtpd")
+    post, port = Post(), int(nobody().rpartition(":")[2])
+    if options:
+        options |= {"authenticator": post.login, "auth_required": True}
+    server = controllers.Controller(post, hostname="127.0.0.1", port=port, **options)
+    server.start()
+    try:
+        yield post, port
+    finally:
+        server.stop()
+
+
+def test_mail(source: str, tmp_path: Path) -> None:
+    """By SMTP, to all who are named; a password is not sent in the clear."""
+    with mail_server() as (post, port):
+        alert = {"email": ["ops@example.org", "me@example.org"], "smtp": f"smtp://127.0.0.1:{port}"}
+        failing(source, tmp_path / "out", alerts=[alert])
+        (mail,) = post.mails
+        assert mail.rcpt_tos == ["ops@example.org", "me@example.org"]
+        text = mail.content.decode()
+        assert "Subject: [gristmill]" in text and "gate did not hold" in " ".join(text.split())
+        secret = {**alert, "smtp": f"smtp://me:{SECRET}@127.0.0.1:{port}"}
+        with pytest.warns(gm.GristmillWarning, match="has no STARTTLS") as warned, pytest.raises(GateFailed):
+            run(source, tmp_path / "other", ill, gates={"min_ok": 0.9}, alerts=[secret])
+        assert len(post.mails) == 1 and not any(SECRET in str(w.message) for w in warned)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl, which makes the server's certificate")
+def test_mail_with_a_password(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By STARTTLS, and to nobody whose certificate is not trusted."""
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
+         "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(cert, key)
+    with mail_server(tls_context=tls, require_starttls=True) as (post, port):
+        alerts = [{"email": "ops@example.org", "smtp": f"smtp://me:{SECRET}@localhost:{port}"}]
+        with pytest.warns(gm.GristmillWarning, match="the mail server did not take it"), pytest.raises(GateFailed):
+            run(source, tmp_path / "other", ill, gates={"min_ok": 0.9}, alerts=alerts)
+        assert (post.mails, post.logins) == ([], [])
+        monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+        failing(source, tmp_path / "out", alerts=alerts)
+        assert len(post.mails) == 1 and post.logins == [SECRET]
+
+
+def test_no_secret_stands_anywhere(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the sink, nor in its report, nor in what is told."""
+    from gristmill.cli.app import main
+
+    with listening() as heard, listening() as lineage:
+        monkeypatch.setenv("HOOK", f"{heard.url}/{SECRET}")
+        (tmp_path / "scoring.py").write_text("def well(batch):\n    return {'score': batch['x']}\n")
+        (tmp_path / "job.yaml").write_text(f"""
+source: {{uri: {source}, where: "x < 5"}}
+model: {{call: "scoring:well"}}
+sink: {{uri: {tmp_path / "out"}, keep: [x]}}
+engine: {{workers: 0}}
+gates: {{min_ok: 0.9}}
+alerts: [{{webhook: "${{env:HOOK}}", headers: {{Authorization: "Bearer {SECRET}"}}}}]
+lineage: ["{lineage.url}/{SECRET}"]
+""")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["gristmill", "run", "job.yaml", "--alert", f"{heard.url}/{SECRET}/2"])
+        assert main(sys.argv[1:]) == 0
+        assert main(["report", str(tmp_path / "out"), "-o", str(tmp_path / "out" / "report.html")]) == 0
+        assert [path for _, path, *_ in lineage.requests] == [f"/{SECRET}"] * 2
+        assert all(SECRET.encode() not in body for *_, body in (*heard.requests, *lineage.requests))
+    held = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert held == []
+    (record,) = (tmp_path / "out" / "_gristmill" / "runs").iterdir()
+    assert f"--alert {heard.url}" in " ".join(json.loads(record.read_text())["command"])
