@@ -375,3 +375,26 @@ def test_gates_compare_all_rows(tmp_path: Path, asked: Asked) -> None:
     with pytest.raises(GateFailed, match="text"):
         job(tmp_path, BY_ID, gates=gates).run()
     assert len(rows(tmp_path)) == 400
+
+
+def test_what_plan_says_of_it(tmp_path: Path) -> None:
+    """`plan` foresees an update of a source that has changed, and that other code keeps no answer."""
+    pq.write_table(pa.table({"id": [1, 2], "x": [1.0, 2.0]}), tmp_path / "in.parquet")
+
+    def job(by: float) -> gm.Job:
+        model = gm.model(_times, by=by, returns={"y": "float64"})
+        return gm.Job(
+            str(tmp_path / "in.parquet"), model, gm.sink(str(tmp_path / "out"), keep=["id"]), update={"key": ["id"]}
+        )
+
+    job(2.0).run()
+    assert "nothing to do" in gm.plan(job(2.0)).sink
+    pq.write_table(pa.table({"id": [1, 2, 3], "x": [1.0, 2.5, 3.0]}), tmp_path / "in.parquet")
+    found = gm.plan(job(2.0))
+    assert "which a run updates" in found.sink
+    assert found.problems == []
+    assert "which a run makes anew: no answer is kept" in gm.plan(job(3.0)).sink
+
+
+def _times(batch: dict[str, Any], by: float) -> dict[str, Any]:
+    return {"y": batch["x"] * by}

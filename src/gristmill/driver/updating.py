@@ -47,6 +47,16 @@ def choose(
     return Choice(generation, False, r, updates=latest)
 
 
+def foreseen(held: Held, r: Resolved) -> str:
+    """What an update would find in a sink with a result that is not of this source as it is, as a line. Nothing is
+    claimed or written.
+    """
+    lines = differing(held.members()[-1], held.known(r), held)
+    if lines:
+        return f"a result, which a run makes anew: {told(lines)}"
+    return "a result, which a run updates: rows that are new or changed are scored, the others keep their answers"
+
+
 def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
     """What differs between a generation and a job so that its answers no longer hold: all but the inputs, and which
     rows of them are taken.

@@ -32,6 +32,7 @@ from gristmill.driver import (
     shipping,
     sourcecheck,
     tally,
+    updating,
 )
 from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
@@ -117,6 +118,8 @@ def plan(spec: JobSpec) -> PlanView:
         append = spec.on_new_files == "append"
         sink = "" if held is None else selection.outlook(held, r, append)
         refused = "" if held is None else selection.refusal(held, held.root, r, append)
+        if refused and held is not None and held.latest is not None and spec.update is not None:
+            refused, sink = "", updating.foreseen(held, r)  # what differs is what an update is for
         if held is not None and not refused:
             gates += _held_back(spec, held)
         stores = _stores(spec, held, r, refused)
