@@ -182,6 +182,17 @@ def test_money_goes_as_far_as_it_goes(server: BatchServer, tmp_path: Path) -> No
     once(server.told())
 
 
+def test_max_cost_is_of_all_workers_whose_batches_are_under_way(server: BatchServer, tmp_path: Path) -> None:
+    """Each claims what it orders, from its first batch on."""
+    with pytest.raises(RunFailed, match="max_cost 500"):
+        asked(
+            table(120), tmp_path / "out", "openai", price=PRICE, workers=2, shard_rows=10, max_tokens=5, concurrency=2,
+            max_cost=500.0,
+        )  # fmt: skip
+    time.sleep(1.0)  # what was sent is computed by then
+    assert 8 * billed(server.told()) <= 500
+
+
 def test_money_that_is_kept_for_a_batch_under_way_is_waited_for(server: BatchServer, tmp_path: Path) -> None:
     """It may turn out to cost less: the second shard is sent then, if need be in parts."""
     report = asked(
