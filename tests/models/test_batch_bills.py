@@ -261,3 +261,16 @@ def test_somebody_is_asked_alone_before_each_batch_that_is_made_late(
     told = server.told()
     assert report.rows_ok == 60 and sorted(told["batches"]) == [18, 19, 19]
     once(told)
+
+
+def test_a_request_that_an_earlier_batch_left_is_found_in_a_later_one(server: BatchServer, tmp_path: Path) -> None:
+    """Beside others that were first asked for in that one: runs that end at `max_cost` pay for none of them again."""
+    server.set(later=0.3, takes=0.1)
+    more: dict[str, Any] = {"price": PRICE, "workers": 1, "max_tokens": 5}
+    for _ in range(3):
+        with pytest.raises(RunFailed, match="max_cost 150"):
+            asked(table(80), tmp_path / "out", "openai", max_cost=150.0, **more)
+    report = asked(table(80), tmp_path / "out", "openai", **more)
+    told = server.told()
+    assert report.rows_ok == 80 == billed(told) == report.used["requests"]
+    once(told)
