@@ -182,6 +182,17 @@ def test_money_goes_as_far_as_it_goes(server: BatchServer, tmp_path: Path) -> No
     once(server.told())
 
 
+def test_max_cost_is_of_all_workers_whose_batches_are_under_way(server: BatchServer, tmp_path: Path) -> None:
+    """Each claims what it orders, from its first batch on."""
+    with pytest.raises(RunFailed, match="max_cost 500"):
+        asked(
+            table(120), tmp_path / "out", "openai", price=PRICE, workers=2, shard_rows=10, max_tokens=5, concurrency=2,
+            max_cost=500.0,
+        )  # fmt: skip
+    time.sleep(1.0)  # what was sent is computed by then
+    assert 8 * billed(server.told()) <= 500
+
+
 def test_money_that_is_kept_for_a_batch_under_way_is_waited_for(server: BatchServer, tmp_path: Path) -> None:
     """It may turn out to cost less: the second shard is sent then, if need be in parts."""
     report = asked(
@@ -249,4 +260,17 @@ def test_somebody_is_asked_alone_before_each_batch_that_is_made_late(
     report = asked(table(60), tmp_path / "out", "openai", shard_rows=20, workers=0, concurrency=1)
     told = server.told()
     assert report.rows_ok == 60 and sorted(told["batches"]) == [18, 19, 19]
+    once(told)
+
+
+def test_a_request_that_an_earlier_batch_left_is_found_in_a_later_one(server: BatchServer, tmp_path: Path) -> None:
+    """Beside others that were first asked for in that one: runs that end at `max_cost` pay for none of them again."""
+    server.set(later=0.3, takes=0.1)
+    more: dict[str, Any] = {"price": PRICE, "workers": 1, "max_tokens": 5}
+    for _ in range(3):
+        with pytest.raises(RunFailed, match="max_cost 150"):
+            asked(table(80), tmp_path / "out", "openai", max_cost=150.0, **more)
+    report = asked(table(80), tmp_path / "out", "openai", **more)
+    told = server.told()
+    assert report.rows_ok == 80 == billed(told) == report.used["requests"]
     once(told)

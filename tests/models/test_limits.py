@@ -167,7 +167,7 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
 
     async def told() -> list[Any]:
         asker = Paid(spec, 0.5, endpoint_of(spec, 0.5, 8, 60.0))
-        asker.of(Allowance(str(tmp_path), "r", LOCAL))
+        asker.spending.of(Allowance(str(tmp_path), "r", LOCAL))
         return await asyncio.gather(*(asker.spending.keep(2.0) for _ in range(50)), return_exceptions=True)
 
     begun = time.monotonic()

@@ -72,8 +72,6 @@ class LoadedAsker(LoadedRows):
         proven: bool = True,
     ) -> None:
         """See RowModel."""
-        if journal is not None and journal.allowance is not None:
-            self._call.built.paid.of(journal.allowance)
         if journal is not None:
             self._call.built.paid.shares(journal)
         if planned is not None:  # there is a plan, for which first rows were answered
@@ -88,7 +86,7 @@ class LoadedAsker(LoadedRows):
         if asker.provided is None:
             return None
         assert isinstance(self._flight, Coroutines)
-        asker.paid.shares(journal)  # what is answered from before is in no batch
+        asker.paid.shares(journal)  # before anything is ordered; what is answered from before is in no batch
         self._first = self._first or FirstAnswers()
         self._first.worked |= proven
         found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first, proven)

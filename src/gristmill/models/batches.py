@@ -52,11 +52,23 @@ class Batch:
     sent: bool = False  # it may be there
     asks: dict[int, Request] = field(default_factory=dict)
     state: State | None = None
-    found: set[int] = field(default_factory=set)  # places of requests that have their answer
+    found: set[int] = field(default_factory=set)  # places of requests that have their answer,
+    left: set[int] = field(default_factory=set)  # and of those that have none here
     read: set[int] = field(default_factory=set)  # places of results that were read
     used: dict[str, float] = field(default_factory=dict)  # what these took
     refused: str = ""  # what the provider refuses, whoever asks
     strange: dict[int, tuple[int, Any]] = field(default_factory=dict)  # answers (404) that may be about all requests
+
+    @property
+    def open(self) -> dict[int, Request]:
+        """Those of its requests that have no answer, and may have one here."""
+        return {place: ask for place, ask in self.asks.items() if place not in self.found and place not in self.left}
+
+    def leaves(self) -> list[Request]:
+        """The requests that have no answer here: each is given back once."""
+        again = self.open
+        self.left.update(again)
+        return list(again.values())
 
     @property
     def mean(self) -> tuple[float, float | None]:
@@ -105,11 +117,14 @@ def under_way(notes: Sequence[Any]) -> list[str]:
 
 
 def claimed(requests: Sequence[Request], batches: Collection[Batch]) -> list[Request]:
-    """Put requests where batches have such; returns the others."""
+    """Put requests where batches have such, and nobody's yet: one that has no answer there may be in another one, with
+    others that were put there before. Returns those that are in none.
+    """
     places: dict[bytes, deque[tuple[Batch, int]]] = {}
     for batch in batches:
         for number, digest in enumerate(batch.digests):
-            places.setdefault(digest, deque()).append((batch, number))
+            if number not in batch.asks:
+                places.setdefault(digest, deque()).append((batch, number))
     left = []
     for request in requests:
         if there := places.get(request.digest):

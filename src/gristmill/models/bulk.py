@@ -260,11 +260,11 @@ class Bulk:
         """
         todo = self._requests
         while todo:
-            mine = [batch for batch in self._batches if not batch.asks]
-            todo, later = self._now(claimed(todo, mine))
+            todo, later = self._now(claimed(todo, self._batches))
+            mine = [batch for batch in self._batches if batch.open]
             again = await _together(
                 [
-                    *(self._resumed(batch) for batch in mine if batch.asks),
+                    *(self._resumed(batch) for batch in mine),
                     *(self._turn(part) for part in self._parts(todo)),
                 ]
             )

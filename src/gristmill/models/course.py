@@ -47,7 +47,7 @@ class Course:
                 if not batch.id:  # it was never created
                     await self._note(batch, over=True)
                     batch.over = batch.counted = True
-                    return list(batch.asks.values())
+                    return batch.leaves()
                 await self._note(batch, id=batch.id)
             elif not batch.id:
                 batch.id = await self._creation.created(batch)
@@ -56,11 +56,11 @@ class Course:
             state = await self.results.whole(batch)
         except Gone as e:
             await self.results.count(batch)
-            if batch.asks:
+            if batch.open:
                 await self._ended(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
-            return list(batch.asks.values())
+            return batch.leaves()
         await self._judged(batch)
-        again = [request for place, request in batch.asks.items() if place not in batch.found]
+        again = batch.leaves()
         self._provided.full = self._provided.full if state.full else None
         if state.failed and again:
             return await self._failed(batch, state, again)

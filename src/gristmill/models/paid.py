@@ -18,7 +18,7 @@ from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.apis import passes
 from gristmill.models.asking import Asking
 from gristmill.models.bill import Bill
-from gristmill.models.contract import Allowance, Journal, Once
+from gristmill.models.contract import Journal, Once
 from gristmill.models.desk import Desk
 from gristmill.models.ending import Ending
 from gristmill.models.endpoint import Endpoint, Payer
@@ -129,16 +129,16 @@ class Paid:
         """See RowModel."""
         return self._asked.news
 
-    def of(self, allowance: Allowance) -> None:
-        """What may be spent is claimed there from now on."""
-        self.spending.of(allowance)
-
     def share_in(self, run: str) -> None:
         """See Asked."""
         self._asked.share_in(run)
 
     def shares(self, journal: Journal) -> None:
-        """Equal requests are asked once in all workers from now on, and over their deaths."""
+        """From now on what may be spent is claimed of the run's, and equal requests are asked once in all workers, and
+        over their deaths.
+        """
+        if journal.allowance is not None:
+            self.spending.of(journal.allowance)
         if self._spec.dedupe and self._once is None and journal.once is not None:
             self._once = journal.once()
 

@@ -41,7 +41,7 @@ class Results:
         waited for. Raises Gone, RunFailed.
         """
         desk, begun, wait = self._provided.desk, 0.0, POLL
-        for request in batch.asks.values():
+        for request in batch.open.values():
             request.why = ""
         while True:
             state = await self._ended(batch)
@@ -63,10 +63,9 @@ class Results:
                 raise RunFailed(f"{what}: run again to look once more; none of these requests is in another batch")
             await asyncio.sleep(wait)
             wait = min(SLOWEST, wait * SLOWER)
-        for number, request in batch.asks.items():
-            if number not in batch.found:
-                request.tries += not (state.failed or state.cancelled or batch.refused)  # else nobody was asked
-                request.why = request.why or "nothing was said of it"
+        for request in batch.open.values():
+            request.tries += not (state.failed or state.cancelled or batch.refused)  # else nobody was asked
+            request.why = request.why or "nothing was said of it"
         await self.count(batch, told - len(batch.read))
         return state
 
@@ -153,7 +152,12 @@ class Results:
         if (place := int(digits)) >= len(batch.digests):
             return None
         ask = batch.asks.get(place)
-        if ask is not None and place not in batch.found and self._kept(batch, place, ask, result):
+        if (
+            ask is not None
+            and place not in batch.found
+            and place not in batch.left
+            and self._kept(batch, place, ask, result)
+        ):
             batch.found.add(place)
         return place, result
 
