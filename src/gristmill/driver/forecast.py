@@ -52,8 +52,8 @@ class Forecast:
 
     def said(self) -> str:
         """`about 2 h 5 min for 1,200,000 rows, by the last 7 runs (estimates were 4.0 % off, at most 9.1 %); $5.20`."""
-        off = f" (estimates were {units.percent(self.error)} off" if self.error is not None else ""
-        off += f", at most {units.percent(self.most)})" if off and self.most is not None else ""
+        most = f", at most {units.percent(self.most)}" if self.most is not None else ""
+        off = f" (estimates were {units.percent(self.error)} off{most})" if self.error is not None else ""
         cost = "" if self.cost is None else f"; {dollars(self.cost)}"
         rows = units.plural(round(self.rows), "row")
         return f"about {units.seconds(rounded(self.seconds))} for {rows}, by {self.by}{off}{cost}"

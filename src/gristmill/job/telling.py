@@ -32,7 +32,8 @@ class Alert:
     ] = None
     email: Annotated[tuple[str, ...], Help("Addresses that get a mail")] = ()
     command: Annotated[
-        str | None, Help("A command that gets the alert as JSON on its standard input, and its kind in GRISTMILL_ALERT")
+        str | None,
+        Help("A command that gets the alert as a line of JSON on its standard input, its kind in GRISTMILL_ALERT"),
     ] = None
     on: Annotated[
         tuple[str, ...],

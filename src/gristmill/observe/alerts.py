@@ -207,7 +207,7 @@ class _Desk:
             send_mail(alert, f"[gristmill] {message.headline}", "\n\n".join(message.lines), until)
         elif alert.command:
             said = {"GRISTMILL_ALERT": message.kind, "GRISTMILL_ALERT_TEXT": f"{message.headline}: {message.text}"}
-            run_command(shlex.split(reveal(alert.command)), plain, {**os.environ, **said}, until)
+            run_command(shlex.split(reveal(alert.command)), plain + b"\n", {**os.environ, **said}, until)
         else:
             raise NotTold("nobody to tell")
 
