@@ -149,7 +149,8 @@ def test_killed_at_every_point(server: BatchServer, tmp_path: Path, provider: st
         assert run.returncode == 0, (call, after, said)
         assert answers(tmp_path / sink) == {n: f"<row {n} is here>" for n in range(180)}
         once(server.told())
-        assert sorted(server.told()["batches"][seen:]) == [59, 60, 60], (call, after)
+        made = server.told()["batches"][seen:]  # before which each worker that goes on may ask one request alone
+        assert len(made) == 3 and 177 <= sum(made) <= 179, (call, after, made)
 
 
 @pytest.mark.parametrize("worker", [False, pytest.param(True, marks=pytest.mark.long)])
