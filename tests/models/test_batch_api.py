@@ -149,7 +149,8 @@ def test_killed_at_every_point(server: BatchServer, tmp_path: Path, provider: st
         assert run.returncode == 0, (call, after, said)
         assert answers(tmp_path / sink) == {n: f"<row {n} is here>" for n in range(180)}
         once(server.told())
-        assert sorted(server.told()["batches"][seen:]) == [59, 60, 60], (call, after)
+        made = server.told()["batches"][seen:]  # before which each worker that goes on may ask one request alone
+        assert len(made) == 3 and 177 <= sum(made) <= 179, (call, after, made)
 
 
 @pytest.mark.parametrize("worker", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -264,7 +265,7 @@ def test_a_batch_that_is_refused_stops_the_run(server: BatchServer, tmp_path: Pa
     with pytest.raises(RunFailed, match="batch batch_0 was refused: invalid_json_line!"):
         asked(table(40), tmp_path / "out", "openai")
     assert asked(table(40), tmp_path / "out", "openai").rows_ok == 40
-    assert server.told()["batches"] == [39, 39]
+    assert server.told()["batches"] == [39, 38]  # who goes on asks one request alone, before a new batch
     server.set(holds=40)
     report = gm.prompt(table(61), tmp_path / "b", prompt="b {{ text }}", model="m", keep=["id"], batch_api="openai")
     assert report.rows_ok == 61 and server.told()["batches"][-3:] == [60, 30, 30]
@@ -471,8 +472,9 @@ def test_a_provider_that_turns_everything_away_ends_the_run(server: BatchServer,
         asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
     server.set(away="")
     assert asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0).rows_ok == 20
-    assert server.told()["batches"] == [19]
-    once(server.told())
+    told = server.told()
+    assert len(told["batches"]) == 1 and told["batches"][0] + told["requests"] == 20 and told["requests"] <= 3
+    once(told)
 
 
 def test_a_batch_is_sent_to_no_other_address(server: BatchServer, tmp_path: Path) -> None:
@@ -528,7 +530,8 @@ def test_a_cut_file_of_a_batch_that_was_ended_is_not_taken_for_whole(
             asked(table(41), tmp_path / "out", provider, workers=1)
     assert asked(table(41), tmp_path / "out", provider, workers=1).rows_ok == 41
     told = server.told()
-    assert told["batches"] == [40, 20] and set(told["computed"].values()) == {1}
+    alone = ended == "cancel"  # by the run that goes on
+    assert told["batches"] == [40, 20 - alone] and set(told["computed"].values()) == {1}
 
 
 @pytest.mark.few(1)
@@ -645,7 +648,8 @@ def test_a_call_that_is_answered_by_drops_ends(server: BatchServer, tmp_path: Pa
         asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=1.0)
     server.set(drips="")
     assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
-    assert server.told()["batches"] == [19]
+    told = server.told()
+    assert len(told["batches"]) == 1 and told["batches"][0] + told["requests"] == 20
 
 
 def test_a_reply_without_an_end_is_given_up(server: BatchServer, tmp_path: Path) -> None:
