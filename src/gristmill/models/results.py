@@ -83,9 +83,11 @@ class Results:
         used = batch.used
         if unread and (cost := unread * self._spending.guess(*batch.mean)):
             used = summed([used, {"cost": cost}])
-        await asyncio.to_thread(
-            self._journal.note, {"batch": batch.name, "counted": True}, used, f"results of {batch.name}"
-        )
+        told, once = {"batch": batch.name, "counted": True}, f"results of {batch.name}"
+        if batch.twin:  # for which nothing was kept free
+            self._spending.spend(used.get("cost", 0.0))
+            told, once = {"batch": batch.name, "twins": [*batch.twins, batch.id]}, f"{once} as {batch.id}"
+        await asyncio.to_thread(self._journal.note, told, used, once)
         batch.counted = True
 
     async def _note(self, batch: Batch, **told: bool) -> None:
