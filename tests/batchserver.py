@@ -35,7 +35,8 @@ class Batches(Chat):
     the shares `later` and `gone` fail for now (429 and 500), or are answered by nobody, in the first batch that they
     are in. Of the first `expire` batches only the first half of the requests is answered; the first `cancel` are
     cancelled in the same way. One creation is answered by a proxy that does not wait (504), and obeyed `slowly`,
-    after so many seconds. The creation of the first `lose` batches is not answered, nor that of the first
+    after so many seconds. So many looks at batches find none (`unseen`).
+    The creation of the first `lose` batches is not answered, nor that of the first
     `unheard`, which create none. `fails` is what the next batch fails with (a code), and `holds` how many requests may
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
     not answered ("POST batches" creates nothing then, "created" does). One call may be turned `away` (429). The first
@@ -60,6 +61,7 @@ class Batches(Chat):
         self.drips = self.floods = self.word = ""
         self.past: float | None = None
         self.slowly: float | None = None
+        self.unseen = 0
         self.removed: list[str] = []
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
@@ -97,6 +99,9 @@ class Batches(Chat):
             return await _endless(request, b" ", 0.3)
         if call == self.floods:
             return await _endless(request, b" " * (1 << 20), 0.0)
+        if call == "GET batch" and self.unseen:
+            self.unseen -= 1
+            return web.json_response({"error": {"message": "No such batch"}}, status=404)
         if call == "GET batches" and self.unlisted:
             self.unlisted -= 1
             return web.json_response({"error": {"message": "Invalid URL"}}, status=404)

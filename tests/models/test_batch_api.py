@@ -124,7 +124,7 @@ def test_a_creation_that_is_obeyed_late(
     server: BatchServer, tmp_path: Path, provider: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A proxy has given up waiting for it (504): it is waited for, which is said, and not created twice."""
-    server.set(slowly=12.0, takes=0.2)
+    server.set(slowly=12.0, takes=4.0)
     assert asked(table(40), tmp_path / "out", provider).rows_ok == 40
     assert server.told()["batches"] == [39]
     assert "was not answered (504: Gateway Time-out): it is looked for at the provider for" in capfd.readouterr().err

@@ -56,10 +56,10 @@ class Course:
             self._provided.known.add(batch.id)
             state = await self.results.whole(batch)
         except Gone as e:
+            if batch.open:  # it may be there when the next run looks, and be counted then
+                await self._ended(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
             await self.results.count(batch)
             await self._twins(batch)
-            if batch.open:
-                await self._ended(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
             return batch.leaves()
         await self._twins(batch)
         await self._judged(batch)
