@@ -35,7 +35,8 @@ class Batches(Chat):
     the shares `later` and `gone` fail for now (429 and 500), or are answered by nobody, in the first batch that they
     are in. Of the first `expire` batches only the first half of the requests is answered; the first `cancel` are
     cancelled in the same way. One creation is answered by a proxy that does not wait (504), and obeyed `slowly`,
-    after so many seconds. So many looks at batches find none (`unseen`).
+    after so many seconds. So many looks at batches find none (`unseen`), and
+    so many files have lines of somebody else's instead of their last five (`mixed`).
     The creation of the first `lose` batches is not answered, nor that of the first
     `unheard`, which create none. `fails` is what the next batch fails with (a code), and `holds` how many requests may
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
@@ -61,7 +62,7 @@ class Batches(Chat):
         self.drips = self.floods = self.word = ""
         self.past: float | None = None
         self.slowly: float | None = None
-        self.unseen = 0
+        self.unseen = self.mixed = 0
         self.removed: list[str] = []
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
@@ -327,6 +328,10 @@ class Batches(Chat):
 
     def _odd(self, batch: Any, lines: list[str], what: str) -> list[str]:
         """The lines, some of which cannot be read if the batch is garbled."""
+        if self.mixed:
+            self.mixed -= 1
+            told = [json.loads(line) for line in lines[:9]]
+            return [*lines[:-5], *(json.dumps({**one, "custom_id": f"gm{'0' * 32}-{n}"}) for n, one in enumerate(told))]
         if batch["number"] > self.garbled:  # from 1
             return lines
         told = [json.loads(line) for line in lines[1:]]

@@ -821,3 +821,15 @@ def test_a_model_that_has_become_wrong_gets_no_batch(server: BatchServer, tmp_pa
     assert after["batches"] == before["batches"] and after["requests"] - before["requests"] <= 2 * (20 + 3 + 32)
     server.set(answer="json")
     assert asked(table(300), tmp_path / "out", "openai", **more).rows_ok == 300
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_lines_of_others_are_not_taken_for_results(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """What a file lacks at first beside them is there soon: it is waited for, and not paid again."""
+    server.set(mixed=1, takes=0.2)
+    report = asked(table(40), tmp_path / "out", provider, price={"input": "1/token", "output": "1/token"})
+    told = server.told()
+    assert report.rows_ok == 40 and report.used["requests"] == 40 and report.used["cost"] == 8 * 40
+    assert told["batches"] == [39]
+    once(told)
