@@ -136,7 +136,7 @@ def test_a_creation_that_is_obeyed_after_it_was_repeated(
     server: BatchServer, tmp_path: Path, provider: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """What the other batch takes is told; it is cancelled where it can be told by then from those of others."""
-    server.set(slowly=8.0, takes=4.0)
+    server.set(slowly=13.0, takes=4.0)
     price = {"input": "1/token", "output": "1/token"}
     report = asked(table(40), tmp_path / "out", provider, batch_timeout=6.0, price=price)
     told = server.told()

@@ -165,7 +165,7 @@ def test_results_that_would_tell_whose_batch_it_is(server: BatchServer, tmp_path
     server.set(unheard=1, removed=["msgbatch_0"])
     with pytest.raises(RunFailed, match=r"the results of msgbatch_0 are not there, .* can be told by these alone"):
         asked(table(20), tmp_path / "out", "anthropic", batch_timeout=10.0)
-    assert asked(table(20), tmp_path / "out", "anthropic").rows_ok == 20
+    assert asked(table(20), tmp_path / "out", "anthropic", batch_timeout=10.0).rows_ok == 20
     assert server.told()["batches"] == [19, 18]
 
 

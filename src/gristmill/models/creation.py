@@ -59,9 +59,9 @@ class Creation:
     async def _appeared(self, batch: Batch, why: Unsure) -> str | None:
         """The id of a batch whose creation was not answered; None if it is to be created again."""
         batch.unsure = str(why)
-        if why.late and not batch.late:
-            batch.late = True
-            await asyncio.to_thread(self._journal.note, {"batch": batch.name, "late": True})
+        if why.late:
+            batch.late = time.time()
+            await asyncio.to_thread(self._journal.note, {"batch": batch.name, "late": batch.late})
             say(
                 f"the creation of a batch of {len(batch.digests):,} requests was not answered ({why}): it is looked "
                 f"for at the provider for {self._patience(batch):.0f} s before it is created again"
@@ -76,7 +76,8 @@ class Creation:
         return found
 
     def _patience(self, batch: Batch) -> float:
-        return min(LONG, self._provided.desk.limit) if batch.late else SHORT
+        long = min(LONG, self._provided.desk.limit)
+        return max(SHORT, min(long, batch.late + long - time.time()))
 
     async def there(self, batch: Batch) -> str | None:
         """The id of a batch that may have been created; None also if that still cannot be told, which has stopped a run
