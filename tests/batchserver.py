@@ -34,7 +34,10 @@ class Batches(Chat):
     """`takes` seconds pass until a batch is over, or as many as a shared file says that names none. Of their requests
     the shares `later` and `gone` fail for now (429 and 500), or are answered by nobody, in the first batch that they
     are in. Of the first `expire` batches only the first half of the requests is answered; the first `cancel` are
-    cancelled in the same way. The creation of the first `lose` batches is not answered, nor that of the first
+    cancelled in the same way. One creation is answered by a proxy that does not wait (504), and obeyed `slowly`,
+    after so many seconds. So many looks at batches find none (`unseen`), and
+    so many files have lines of somebody else's instead of their last five (`mixed`).
+    The creation of the first `lose` batches is not answered, nor that of the first
     `unheard`, which create none. `fails` is what the next batch fails with (a code), and `holds` how many requests may
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
     not answered ("POST batches" creates nothing then, "created" does). One call may be turned `away` (429). The first
@@ -58,10 +61,13 @@ class Batches(Chat):
         self.says: list[Any] = []
         self.drips = self.floods = self.word = ""
         self.past: float | None = None
+        self.slowly: float | None = None
+        self.unseen = self.mixed = 0
         self.removed: list[str] = []
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
         self.reached = False
+        self.kept: list[Any] = []
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, dict[str, Any]] = {}
         self.asked: Counter[str] = Counter()  # calls, by method and form
@@ -94,6 +100,9 @@ class Batches(Chat):
             return await _endless(request, b" ", 0.3)
         if call == self.floods:
             return await _endless(request, b" " * (1 << 20), 0.0)
+        if call == "GET batch" and self.unseen:
+            self.unseen -= 1
+            return web.json_response({"error": {"message": "No such batch"}}, status=404)
         if call == "GET batches" and self.unlisted:
             self.unlisted -= 1
             return web.json_response({"error": {"message": "Invalid URL"}}, status=404)
@@ -139,7 +148,9 @@ class Batches(Chat):
         while self.waits and batch["number"] > 1:
             await asyncio.sleep(0.05)
         requests, status = batch["requests"], "ended"
-        if self.expire or self.cancel:
+        if batch.get("ended"):
+            status = "cancelled"
+        elif self.expire or self.cancel:
             status = "expired" if self.expire else "cancelled"
             self.expire, self.cancel = max(0, self.expire - 1), self.cancel - (not self.expire and self.cancel > 0)
         done = requests if status == "ended" else requests[: len(requests) // 2]
@@ -177,6 +188,10 @@ class Batches(Chat):
     async def _created(self, request: Any, begin: Any, answer: Any) -> Any:
         from aiohttp import web
 
+        if self.slowly is not None:
+            self.kept.append(asyncio.get_running_loop().create_task(self._later(self.slowly, begin)))
+            self.slowly = None
+            return web.json_response({"error": {"message": "Gateway Time-out"}}, status=504)
         if self.unheard:
             self.unheard -= 1
             request.transport.close()
@@ -188,6 +203,21 @@ class Batches(Chat):
             request.transport.close()
             return web.Response()
         return web.json_response(answer(batch))
+
+    async def _later(self, seconds: float, begin: Any) -> None:
+        await asyncio.sleep(seconds)
+        await begin()
+
+    async def cancelled(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if (refused := await self._refused(request, "POST cancel")) is not None:
+            return refused
+        batch = self.batches[request.match_info["id"]]
+        if batch["status"] != "going":
+            return web.json_response({"error": {"message": "Cannot cancel a completed batch"}}, status=409)
+        batch["ended"] = True
+        return web.json_response(self._anthropic(batch) if ANTHROPIC in request.path else self._openai(batch))
 
     # ------------------------------------------------ OpenAI
 
@@ -298,6 +328,10 @@ class Batches(Chat):
 
     def _odd(self, batch: Any, lines: list[str], what: str) -> list[str]:
         """The lines, some of which cannot be read if the batch is garbled."""
+        if self.mixed:
+            self.mixed -= 1
+            told = [json.loads(line) for line in lines[:9]]
+            return [*lines[:-5], *(json.dumps({**one, "custom_id": f"gm{'0' * 32}-{n}"}) for n, one in enumerate(told))]
         if batch["number"] > self.garbled:  # from 1
             return lines
         told = [json.loads(line) for line in lines[1:]]
@@ -399,9 +433,11 @@ class Batches(Chat):
 
         return [
             web.post("/v1/files", self.upload), web.post("/v1/batches", self.create),
+            web.post("/v1/batches/{id}/cancel", self.cancelled),
             web.get("/v1/batches", self.list), web.get("/v1/batches/{id}", self.look),
             web.get("/v1/files/{id}/content", self.content), web.post(f"{ANTHROPIC}/v1/messages", self.messages),
             web.post(f"{ANTHROPIC}/v1/messages/batches", self.create_messages),
+            web.post(f"{ANTHROPIC}/v1/messages/batches/{{id}}/cancel", self.cancelled),
             web.get(f"{ANTHROPIC}/v1/messages/batches", self.list_messages),
             web.get(f"{ANTHROPIC}/v1/messages/batches/{{id}}", self.look_messages),
             web.get(f"{ANTHROPIC}/v1/messages/batches/{{id}}/results", self.results),

@@ -91,7 +91,7 @@ def test_what_fails_for_now_is_asked_again(server: BatchServer, tmp_path: Path, 
 def test_a_provider_that_works_now_and_then(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """429, 500, 503 and cut connections at every call; batches whose creation is not answered are found again."""
     server.set(flaky=0.25, lose=1, takes=0.2)
-    report = asked(table(100), tmp_path / "out", provider, shard_rows=50, concurrency=2)
+    report = asked(table(100), tmp_path / "out", provider, shard_rows=50, concurrency=2, batch_timeout=20.0)
     told = server.told()
     once(told)
     assert report.rows_ok == 100 and len(told["batches"]) == 2
@@ -105,7 +105,7 @@ def test_a_creation_without_an_answer(server: BatchServer, tmp_path: Path, provi
     assert asked(table(40), tmp_path / "a", provider).rows_ok == 40
     assert server.told()["batches"] == [39]
     server.set(unheard=1)
-    assert asked(table(50), tmp_path / "b", provider, system="b").rows_ok == 50
+    assert asked(table(50), tmp_path / "b", provider, system="b", batch_timeout=10.0).rows_ok == 50
     assert server.told()["batches"] == [39, 49]
     once(server.told())
 
@@ -116,6 +116,35 @@ def typed(provider: str, *more: str) -> list[str]:
         sys.executable, "-m", "gristmill", "prompt", "rows.parquet", "out", "--prompt", "{{ text }}", "--model", "m",
         "--keep", "id", "--batch-api", provider, "--max-tokens", "20", "--set", "running.shard_rows=60", *more,
     ]  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_creation_that_is_obeyed_late(
+    server: BatchServer, tmp_path: Path, provider: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A proxy has given up waiting for it (504): it is waited for, which is said, and not created twice."""
+    server.set(slowly=12.0, takes=4.0)
+    assert asked(table(40), tmp_path / "out", provider).rows_ok == 40
+    assert server.told()["batches"] == [39]
+    assert "was not answered (504: Gateway Time-out): it is looked for at the provider for" in capfd.readouterr().err
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_a_creation_that_is_obeyed_after_it_was_repeated(
+    server: BatchServer, tmp_path: Path, provider: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the other batch takes is told; it is cancelled where it can be told by then from those of others."""
+    server.set(slowly=13.0, takes=4.0)
+    price = {"input": "1/token", "output": "1/token"}
+    report = asked(table(40), tmp_path / "out", provider, batch_timeout=6.0, price=price)
+    told = server.told()
+    assert report.rows_ok == 40 and told["batches"] == [39, 39]
+    billed = sum(sum(told[how].values()) for how in ("computed", "answered", "alone"))
+    assert report.used["requests"] == billed and report.used["cost"] == 8 * billed
+    assert told["asked"].get("POST cancel", 0) == (provider == "openai")
+    assert "the same requests as batch" in capfd.readouterr().err.replace("msg", "")
 
 
 POINTS = [("POST files", 0), ("POST batches", 0), ("created", 0), ("created", 1), ("GET batch", 2), ("GET content", 1)]
@@ -796,3 +825,15 @@ def test_a_model_that_has_become_wrong_gets_no_batch(server: BatchServer, tmp_pa
     assert after["batches"] == before["batches"] and after["requests"] - before["requests"] <= 2 * (20 + 3 + 32)
     server.set(answer="json")
     assert asked(table(300), tmp_path / "out", "openai", **more).rows_ok == 300
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_lines_of_others_are_not_taken_for_results(server: BatchServer, tmp_path: Path, provider: str) -> None:
+    """What a file lacks at first beside them is there soon: it is waited for, and not paid again."""
+    server.set(mixed=1, takes=0.2)
+    report = asked(table(40), tmp_path / "out", provider, price={"input": "1/token", "output": "1/token"})
+    told = server.told()
+    assert report.rows_ok == 40 and report.used["requests"] == 40 and report.used["cost"] == 8 * 40
+    assert told["batches"] == [39]
+    once(told)

@@ -164,8 +164,8 @@ def test_results_that_would_tell_whose_batch_it_is(server: BatchServer, tmp_path
     asked(table(20), tmp_path / "before", "anthropic", system="before")
     server.set(unheard=1, removed=["msgbatch_0"])
     with pytest.raises(RunFailed, match=r"the results of msgbatch_0 are not there, .* can be told by these alone"):
-        asked(table(20), tmp_path / "out", "anthropic")
-    assert asked(table(20), tmp_path / "out", "anthropic").rows_ok == 20
+        asked(table(20), tmp_path / "out", "anthropic", batch_timeout=10.0)
+    assert asked(table(20), tmp_path / "out", "anthropic", batch_timeout=10.0).rows_ok == 20
     assert server.told()["batches"] == [19, 18]
 
 
@@ -274,3 +274,22 @@ def test_a_request_that_an_earlier_batch_left_is_found_in_a_later_one(server: Ba
     told = server.told()
     assert report.rows_ok == 80 == billed(told) == report.used["requests"]
     once(told)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("looks", [1, 2])
+def test_a_batch_that_is_not_there_for_a_while_is_counted_by_its_results(
+    server: BatchServer, tmp_path: Path, provider: str, looks: int
+) -> None:
+    """It is there when the next run looks; if it is not then either, what it may cost is counted."""
+    server.set(unseen=looks)
+    with pytest.raises(RunFailed, match="is no longer there"):
+        asked(table(40), tmp_path / "out", provider, price=PRICE)
+    report = asked(table(40), tmp_path / "out", provider, price=PRICE)
+    told = server.told()
+    assert report.rows_ok == 40 and billed(told) == (40 if looks == 1 else 79)
+    if looks == 1:
+        assert report.used["requests"] == 40 and report.used["cost"] == 8 * 40
+    else:
+        assert report.used["requests"] == 40 and report.used["cost"] >= 8 * billed(told)

@@ -20,12 +20,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gristmill as gm
+from gristmill.commit import once
 from gristmill.commit.allowance import Allowance
 from gristmill.commit.journal import Journal
 from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.models import prompt, spending
+from gristmill.models.bill import Bill
 from gristmill.models.contract import Place
 from gristmill.models.outcomes import may_be_billed
 from gristmill.models.paid import Paid, endpoint_of
@@ -173,6 +175,30 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
     begun = time.monotonic()
     assert all(isinstance(error, RunFailed) and "max_cost 1" in str(error) for error in asyncio.run(told()))
     assert 0.3 < time.monotonic() - begun < 5.0
+
+
+def test_a_request_that_waits_long_for_its_turn_is_asked_once(
+    chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker has the same one to ask meanwhile: the claim lasts as long as the wait of whoever has it."""
+    monkeypatch.setattr(once, "LATE", 0.4)
+    chat.set(latency=2.0)
+    spec = gm.Prompt("x", "m", base_url=chat.url, api_key=KEY, dedupe=True)
+
+    async def told() -> list[Any]:
+        workers = [Paid(spec, 0.5, endpoint_of(spec, 0.5, 8, 60.0)) for _ in range(2)]
+        journal = Journal(str(tmp_path), 0, "r", "1", LOCAL, once=lambda: once.Once(str(tmp_path), "r"))
+        for worker in workers:
+            worker.shares(journal)
+        body = {"model": "m", "messages": [{"role": "user", "content": "row 1"}]}
+        try:
+            return await asyncio.gather(*(worker.ask(body, 4.0, Bill({})) for worker in workers))
+        finally:
+            for worker in workers:
+                await worker.aclose()
+
+    first, other = asyncio.run(told())
+    assert first == other and chat.told()["requests"] == 1
 
 
 @pytest.mark.few(1)

@@ -80,3 +80,14 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
     left = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     assert len(left) == 2 and all(name.startswith("mine.") for name in left)
     own.close()
+
+
+def test_the_numbers_have_their_place_on_the_disk(tmp_path: Path) -> None:
+    """Before they are written to: there is no hole, which a full disk could not fill when somebody counts."""
+    own = Shared("r", 0.5, 4096)
+    (numbers,) = tmp_path.rglob("*.numbers")
+    assert numbers.stat().st_size == 8 * 4096 <= 512 * numbers.stat().st_blocks
+    other = Shared("r", 0.5, 8192)
+    assert numbers.stat().st_size == 8 * 8192 and set(other.numbers) == {0.0}
+    other.close()
+    own.close()

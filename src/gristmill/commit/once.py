@@ -20,7 +20,7 @@ from gristmill.process.locks import LockFile
 from gristmill.process.ownstderr import say
 
 PATIENCE = 30.0  # seconds: other workers may be writing
-LATE = 1800.0  # seconds after which somebody else asks: whoever does is stopped, or its answer is not to be waited for
+LATE = 1800.0  # seconds after which somebody else asks, if whoever claimed it has not renewed that: it is stopped
 MINE, WAIT = "mine", "wait"
 _RELEASE = "DELETE FROM claims WHERE request = ? AND owner = ?"
 
@@ -79,6 +79,11 @@ class Once:
         except (sqlite3.Error, ValueError) as e:
             self._stop(e)
             return MINE, None
+
+    def renew(self) -> float:
+        """This worker goes on, whatever its claims wait for. Returns in how many seconds it has to tell that again."""
+        self._write(("UPDATE claims SET at = ? WHERE owner = ?", (time.monotonic(), self._owner)))
+        return LATE / 4
 
     def known(self, request: bytes) -> bool:
         """Whether there is an answer."""

@@ -33,7 +33,9 @@ class Batch:
     prompts have about so many `tokens` together, and their answers `most` (None: nothing limits them). It was noted by
     an `earlier` attempt, which has told how it ended if it is `over`, that its answers are `gone` at the provider, that
     it is `unlisted`: nothing tells whether it was created; what it took (`counted`); and that what was not there (404)
-    for some requests is there by now (`judged`).
+    for some requests is there by now (`judged`). `late` is when its creation was not answered, and may be obeyed later,
+    in seconds of the epoch; once it was `repeated`, there may be `twins`, of which these are counted, and each is a
+    batch, too (`twin`).
     """
 
     name: str
@@ -49,7 +51,12 @@ class Batch:
     counted: bool = False
     judged: bool = False
     earlier: bool = False
+    late: float = 0.0
+    repeated: bool = False
+    twins: list[str] = field(default_factory=list)
+    twin: bool = False
     sent: bool = False  # it may be there
+    unsure: str = ""  # why it is looked for, while it is
     asks: dict[int, Request] = field(default_factory=dict)
     state: State | None = None
     found: set[int] = field(default_factory=set)  # places of requests that have their answer,
@@ -104,7 +111,7 @@ def noted(notes: Sequence[Any]) -> list[Batch]:
             name, one["path"], [bytes.fromhex(d) for d in one["digests"]], one["at"], one.get("tokens", 0.0),
             one.get("most", 0.0), one.get("id", ""), one.get("over", False), one.get("gone", False),
             one.get("unlisted", False), one.get("counted", False), one.get("judged", False), earlier=True,
-            sent=True,
+            late=one.get("late", 0.0), repeated=one.get("repeated", False), twins=one.get("twins", []), sent=True,
         )
         for name, one in told.items()
         if "digests" in one

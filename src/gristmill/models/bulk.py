@@ -116,6 +116,9 @@ class Bulk:
             return ""
         batch = open_[0]
         more = f" (and {len(open_) - 1} more of its shard)" if len(open_) > 1 else ""
+        if not batch.id and batch.unsure:
+            what = f"a batch of {len(batch.digests):,} requests to appear at the provider"
+            return f"{what}: its creation was not answered ({batch.unsure}), and may be obeyed late{more}"
         if not batch.id:
             return f"the provider to create a batch of {len(batch.digests):,} requests{more}"
         done = 0 if batch.state is None else batch.state.done

@@ -157,6 +157,10 @@ class Once(Protocol):
         """
         ...
 
+    def renew(self) -> float:
+        """What this worker has claimed is its still. Returns in how many seconds that has to be told again."""
+        ...
+
     def known(self, request: bytes) -> bool:
         """Whether there is an answer."""
         ...

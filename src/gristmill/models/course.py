@@ -12,11 +12,12 @@ from gristmill.errors import RunFailed
 from gristmill.models.batches import Batch, Request, noted
 from gristmill.models.contract import Journal
 from gristmill.models.creation import POLL, SLOWEST, Creation
-from gristmill.models.desk import Gone
+from gristmill.models.desk import Busy, Gone, Unsure
 from gristmill.models.filed import Filed
 from gristmill.models.provided import Provided
 from gristmill.models.providers import State
 from gristmill.models.results import Results
+from gristmill.process.ownstderr import say
 
 
 class Course:
@@ -55,10 +56,12 @@ class Course:
             self._provided.known.add(batch.id)
             state = await self.results.whole(batch)
         except Gone as e:
-            await self.results.count(batch)
-            if batch.open:
+            if batch.open:  # it may be there when the next run looks, and be counted then
                 await self._ended(batch, f"is no longer there ({e}), and its requests would have to be paid for again")
+            await self.results.count(batch)
+            await self._twins(batch)
             return batch.leaves()
+        await self._twins(batch)
         await self._judged(batch)
         again = batch.leaves()
         self._provided.full = self._provided.full if state.full else None
@@ -69,6 +72,38 @@ class Course:
         if state.cancelled and again:
             await self._ended(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
         return again
+
+    async def _twins(self, batch: Batch) -> None:
+        """Whether a batch is there twice, as its creation was repeated: what another one takes is paid, and so told."""
+        if not batch.repeated or not batch.id:
+            return
+        try:
+            found = await self._creation.twins(batch)
+        except (Gone, RunFailed) as e:
+            say(f"{batch.id}: whether its first creation was obeyed later, and is paid for too, cannot be told ({e})")
+            return
+        for one in found:
+            await self._twin(batch, one)
+            batch.twins.append(one)
+
+    async def _twin(self, batch: Batch, one: str) -> None:
+        twin = Batch(
+            batch.name, batch.path, batch.digests, batch.since, batch.tokens, batch.most, one, twins=batch.twins,
+            twin=True, earlier=True, sent=True,
+        )  # fmt: skip
+        say(
+            f"{one}: the same requests as {batch.id}, whose first creation was obeyed after it had been looked for: "
+            "what it takes is counted, and it is cancelled if it is not over"
+        )
+        api, desk = self._provided.api, self._provided.desk
+        try:
+            if not (await api.look(desk, one)).over:
+                with contextlib.suppress(Busy, Unsure, RunFailed):  # it is over by now, or goes on: that is counted
+                    await api.cancel(desk, one)
+            await asyncio.wait_for(self.results.whole(twin), desk.limit)
+        except (Gone, RunFailed, asyncio.TimeoutError) as e:
+            say(f"{one}: what it may cost is counted, as what it takes cannot be told{f' ({e})' if str(e) else ''}")
+            await self.results.count(twin)
 
     async def _note(self, batch: Batch, **told: Any) -> None:
         await asyncio.to_thread(self._journal.note, {"batch": batch.name, **told})

@@ -13,10 +13,14 @@ from gristmill.models.contract import Journal
 from gristmill.models.desk import Busy, Gone, Unsure
 from gristmill.models.filed import Filed
 from gristmill.models.provided import Provided
+from gristmill.models.providers import Listed
+from gristmill.process.ownstderr import say
 
 POLL, SLOWER, SLOWEST = 1.0, 1.3, 60.0  # seconds between two looks at a batch: first, times so much, at most
-# Seconds after which a batch is looked for, once its creation was not answered: the call may be on its way still.
-LOOKS = (0.0, 1.0, 3.0, 6.0)
+# Seconds for which a batch is looked for, once its creation was not answered: the call may be on its way still, and for
+# long where a proxy has given up waiting for the provider.
+SHORT, LONG = 10.0, 300.0
+LOOK, SELDOM = 1.0, 15.0  # seconds between two looks, at first and at most
 UNSURE = 10  # times that a creation may go unanswered
 
 
@@ -42,23 +46,48 @@ class Creation:
                 batch.sent = unsure > 0
                 await desk.rest(e, begun, min(SLOWEST, POLL * SLOWER**tries))
             except Unsure as e:
-                if (found := await self.there(batch)) is not None:
+                if not e.sent:
+                    batch.sent = unsure > 0
+                    await desk.rest(e, begun, min(SLOWEST, POLL * SLOWER**tries))
+                    continue
+                if (found := await self._appeared(batch, e)) is not None:
                     return found
                 unsure, begun = unsure + 1, time.monotonic()
                 if unsure >= UNSURE:
                     raise RunFailed(f"the provider creates no batch: {e}; what is answered is kept: run again") from e
 
+    async def _appeared(self, batch: Batch, why: Unsure) -> str | None:
+        """The id of a batch whose creation was not answered; None if it is to be created again."""
+        batch.unsure = str(why)
+        if why.late:
+            batch.late = time.time()
+            await asyncio.to_thread(self._journal.note, {"batch": batch.name, "late": batch.late})
+            say(
+                f"the creation of a batch of {len(batch.digests):,} requests was not answered ({why}): it is looked "
+                f"for at the provider for {self._patience(batch):.0f} s before it is created again"
+            )
+        try:
+            found = await self.there(batch)
+        finally:
+            batch.unsure = ""
+        if found is None and not batch.repeated:
+            batch.repeated = True
+            await asyncio.to_thread(self._journal.note, {"batch": batch.name, "repeated": True})
+        return found
+
+    def _patience(self, batch: Batch) -> float:
+        long = min(LONG, self._provided.desk.limit)
+        return max(SHORT, min(long, batch.late + long - time.time()))
+
     async def there(self, batch: Batch) -> str | None:
         """The id of a batch that may have been created; None also if that still cannot be told, which has stopped a run
         before (`unlisted`).
         """
-        api, desk, wait = self._provided.api, self._provided.desk, POLL
-        looks = iter(LOOKS)
+        wait = POLL
+        until, pause = time.monotonic() + self._patience(batch), LOOK
         while True:
-            elsewhere = noted(await asyncio.to_thread(self._journal.everywhere))
-            others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
             try:
-                found = await api.find(desk, batch.name, len(batch.digests), batch.since, others)
+                found = await self._listed(batch)
             except Gone as e:
                 if batch.earlier and batch.unlisted:
                     return None
@@ -70,12 +99,33 @@ class Creation:
                 wait = min(SLOWEST, wait * SLOWER)
                 await asyncio.sleep(wait)
                 continue
-            if (pause := next(looks, None)) is None:
+            if (left := until - time.monotonic()) <= 0.0:
                 if found.dark and not (batch.earlier and batch.unlisted):
                     what = f"the results of {', '.join(found.dark[:3])} are not there"
                     await self._unlisted(batch, what, "these", "they are not there")
                 return None
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(pause, left))
+            pause = min(SELDOM, 1.5 * pause)
+
+    async def twins(self, batch: Batch) -> list[str]:
+        """The ids of others that are the same as a batch, which is over: what was created before it was, and appeared
+        late. Those that may be so are waited for, not for long. Raises Gone, RunFailed.
+        """
+        until, wait = time.monotonic() + self._provided.desk.limit, POLL
+        while (found := await self._listed(batch)).open and time.monotonic() + wait < until:
+            await asyncio.sleep(wait)
+            wait = min(SLOWEST, wait * SLOWER)
+        if found.open:
+            say(
+                f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
+                "creation was not answered: whether it is paid for too is told by its results"
+            )
+        return [one for one in found.ids if one not in batch.twins]
+
+    async def _listed(self, batch: Batch) -> Listed:
+        elsewhere = noted(await asyncio.to_thread(self._journal.everywhere))
+        others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
+        return await self._provided.api.find(self._provided.desk, batch.name, len(batch.digests), batch.since, others)
 
     async def _unlisted(self, batch: Batch, what: str, by: str, still: str) -> NoReturn:
         await asyncio.to_thread(self._journal.note, {"batch": batch.name, "unlisted": True})

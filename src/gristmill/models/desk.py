@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 BASE, MOST = 0.5, 30.0  # seconds: the first wait before a call is made again, and the longest (full jitter)
+# Statuses by which somebody on the way of a call says that there was no answer: of proxies, and of Cloudflare.
+GIVEN_UP = frozenset({408, 499, 502, 504, *range(520, 528), 598, 599})
 PIECE = 1 << 20  # bytes of a file that is fetched, at a time
 CONNECT = 30.0  # seconds
 LEAST = 1024  # bytes of a file that have to move in a second, on average over the time that a call may take
@@ -40,9 +42,13 @@ class Busy(Exception):
 
 
 class Unsure(Exception):
-    """There was no answer, or one that does not tell whether the call was obeyed."""
+    """There was no answer, or one that does not tell whether the call was obeyed, which it may be `late`, as somebody
+    on its way has given up waiting. If it was not `sent`, nobody was there.
+    """
 
     after: float | None = None
+    late = True
+    sent = True
 
 
 class Gone(Exception):
@@ -141,7 +147,9 @@ class Desk:
         except asyncio.TimeoutError:
             raise Unsure(f"no answer within {self.timeout:g} s (timeout)") from None
         except (aiohttp.ClientError, OSError) as e:
-            raise Unsure(scrub(f"{type(e).__name__}: {e}", self.secrets)) from None
+            failure = Unsure(scrub(f"{type(e).__name__}: {e}", self.secrets))
+            failure.sent = not isinstance(e, aiohttp.ClientConnectorError)
+            raise failure from None
         if status != 200:
             raise self._failure(method, status, text, told, where)
         if into is not None:
@@ -195,6 +203,7 @@ class Desk:
             return Busy(why, after_of(headers))
         failure = Unsure(why)
         failure.after = after_of(headers)
+        failure.late = status in GIVEN_UP
         return failure
 
     async def close(self) -> None:

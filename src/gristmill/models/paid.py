@@ -110,6 +110,7 @@ class Paid:
         self._first = asyncio.Lock()
         self.answered: float | None = None  # see provided.Pays
         self._once: Once | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._known: dict[bytes, asyncio.Future[dict[str, Any]]] = {}  # equal requests, answered or in flight
         self._sizes: dict[bytes, int] = {}  # of the answers among them, in the order in which they came
         self._remembered = 0
@@ -174,6 +175,8 @@ class Paid:
         """A new answer, or what another worker was or is answered. Raises as `ask`."""
         if (once := self._once) is None:
             return await self._new(body, tokens, path, bill)
+        if self._renewal is None:
+            self._renewal = asyncio.ensure_future(_renewed(once))
         pause = SOON
         while (found := once.claim(key))[0] == "wait":
             await self._asked.ending.sleep(pause)
@@ -290,9 +293,17 @@ class Paid:
 
     async def aclose(self) -> None:
         """Close the connections."""
+        if self._renewal is not None:
+            self._renewal.cancel()
         await self._asked.close()
         self.spending.close()
         if self._cache is not None:
             self._cache.close()
         if self._once is not None:
             self._once.close()
+
+
+async def _renewed(once: Once) -> None:
+    """A request may wait for its turn for longer than a claim lasts: what is claimed stays so while this loop runs."""
+    while True:
+        await asyncio.sleep(await asyncio.to_thread(once.renew))

@@ -100,6 +100,10 @@ class BatchAPI(Protocol):
         """How far it is. Raises Gone."""
         ...
 
+    async def cancel(self, desk: Desk, batch: str) -> None:
+        """Begin no more of it: it is over soon. Raises as Desk.once, also if it is over."""
+        ...
+
     def result(self, line: bytes) -> Result | None:
         """What a line of a batch's files says; None if it cannot be read."""
         ...
@@ -179,6 +183,10 @@ class OpenAI:
             _until(told),
             counts=_every if status == "completed" else self._completed,
         )
+
+    async def cancel(self, desk: Desk, batch: str) -> None:
+        """See BatchAPI."""
+        await desk.once("POST", f"batches/{batch}/cancel")
 
     def _completed(self, result: Result) -> bool:
         """Whether it is one of those that are completed: what was not begun has an error, as what failed."""
@@ -278,6 +286,10 @@ class Anthropic:
             over, done, total, files, answered, cancelled=cancelled, until=_until(told), gone=gone,
             counts=self._answered if total else _every,
         )  # fmt: skip
+
+    async def cancel(self, desk: Desk, batch: str) -> None:
+        """See BatchAPI."""
+        await desk.once("POST", f"messages/batches/{batch}/cancel")
 
     def _answered(self, result: Result) -> bool:
         return result.status is not None or result.why not in ("canceled", "expired")

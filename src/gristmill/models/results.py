@@ -83,9 +83,11 @@ class Results:
         used = batch.used
         if unread and (cost := unread * self._spending.guess(*batch.mean)):
             used = summed([used, {"cost": cost}])
-        await asyncio.to_thread(
-            self._journal.note, {"batch": batch.name, "counted": True}, used, f"results of {batch.name}"
-        )
+        told, once = {"batch": batch.name, "counted": True}, f"results of {batch.name}"
+        if batch.twin:  # for which nothing was kept free
+            self._spending.spend(used.get("cost", 0.0))
+            told, once = {"batch": batch.name, "twins": [*batch.twins, batch.id]}, f"{once} as {batch.id}"
+        await asyncio.to_thread(self._journal.note, told, used, once)
         batch.counted = True
 
     async def _note(self, batch: Batch, **told: bool) -> None:
@@ -110,9 +112,10 @@ class Results:
     async def _read(self, batch: Batch, state: State, answered: int) -> tuple[int, str]:
         """Keep what the files of a batch have. Returns how many of the results that are `answered` they have; a line
         that cannot be read is one, unless it may be of a request that was not done, and there is no line of that; but
-        not if none can be read, nor at the end of a file, which may be cut there. And why some are gone, if they are.
+        not if none can be read, nor at the end of a file, which may be cut there, nor if it is about somebody else's
+        request. And why some are gone, if they are.
         """
-        undone, unreadable, number, gone = set[int](), 0, 0, state.gone
+        undone, unreadable, others, number, gone = set[int](), 0, 0, 0, state.gone
         for path in state.files:
             with tempfile.TemporaryFile() as file:
                 try:
@@ -125,7 +128,10 @@ class Results:
                     number += 1
                     if number % TURN == 0:
                         await asyncio.sleep(0)
-                    if (found := self._line(batch, line)) is None:
+                    result = self._provided.api.result(line)
+                    if result is not None and not result.custom_id.startswith(f"{batch.name}-"):
+                        others += 1
+                    elif result is None or (found := self._line(batch, result)) is None:
                         unreadable += bool(line.strip()) and line.endswith(b"\n")
                     elif not state.counts(found[1]):
                         undone.add(found[0])
@@ -136,16 +142,14 @@ class Results:
             return 0, gone
         hidden = max(0, len(batch.digests) - answered - len(undone))  # which the unreadable ones may be
         read = len(batch.read) + max(0, unreadable - hidden)
-        if unreadable and read < answered:
-            gone = gone or f"{unreadable:,} lines cannot be read"
+        if (unreadable or others) and read < answered:
+            gone = gone or f"{unreadable:,} lines cannot be read, {others:,} are about requests of others"
         return read, gone
 
-    def _line(self, batch: Batch, line: bytes) -> tuple[int, Result] | None:
+    def _line(self, batch: Batch, result: Result) -> tuple[int, Result] | None:
         """Keep what a line says. Returns it, and the place of the request that it is about; None if that cannot be
         read.
         """
-        if (result := self._provided.api.result(line)) is None:
-            return None
         name, _, digits = result.custom_id.rpartition("-")
         if name != batch.name or not (digits.isascii() and digits.isdigit()) or len(digits) > MOST_DIGITS:
             return None

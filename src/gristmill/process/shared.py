@@ -30,8 +30,9 @@ class Shared:
         self._prefix = f"{run}."
         self._file = _locked(os.path.join(folder, f"{self._prefix}numbers"))
         try:
-            if os.fstat(self._file.fileno()).st_size < 8 * size:
-                os.ftruncate(self._file.fileno(), 8 * size)
+            # Zeros, not a hole: on a full disk a write to a hole that is in memory would kill the process (SIGBUS).
+            while (missing := 8 * size - os.fstat(self._file.fileno()).st_size) > 0:
+                self._file.write(bytes(missing))
             self._map = mmap.mmap(self._file.fileno(), 8 * size)
             self.numbers: MutableSequence[float] = memoryview(self._map).cast("d")  # type: ignore[assignment]
             self._own = LockFile(os.path.join(folder, f"{self._prefix}{secrets.token_hex(8)}.share"), "x+")
