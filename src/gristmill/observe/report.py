@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gristmill.files.contract import Files
 
 DIGEST = 12  # characters of a digest to show: enough to distinguish any two models of a project
+WORTH_FORESEEING = 60.0  # seconds: of a shorter run nobody asks how long it would take
 BUSY = 0.95  # share of the time above which nothing is reported as holding the model back
 MOST_ERRORS = 3
 MOST_WORKERS = 16  # workers up to which each has a line
@@ -214,8 +215,8 @@ def summary_rows(report: Report) -> list[Row]:
         rows.append(("  version", "", _registered(registered)))
     if report.used:
         rows.append(("asked", "", asked(report.used)))
-    if on_time := report.details.get("on_time"):
-        rows.append(("on time", "", _on_time(on_time)))
+    if (on_time := report.details.get("on_time")) and (text := _on_time(on_time)):
+        rows.append(("time", "", text))
     if runs_on := report.details.get("runs_on"):
         rows.append(("on", "", _runs_on(runs_on)))
     rows += [(label, "", text) for label, text in drift_rows(report.drift)]
@@ -337,7 +338,8 @@ def _registered(told: Mapping[str, str]) -> str:
 def _on_time(told: Mapping[str, Any]) -> str:
     """`foreseen were 1 h 50 min (4.2 % off), $5.20, deadline 06:00 missed`."""
     parts = []
-    if (foreseen := told.get("foreseen")) and told["seconds"]:
+    worth = "deadline" in told or told["seconds"] >= WORTH_FORESEEING
+    if worth and (foreseen := told.get("foreseen")) and told["seconds"]:
         off = units.percent(abs(foreseen / told["seconds"] - 1))
         parts.append(f"foreseen were {units.seconds(foreseen)} ({off} off)")
     parts += [f"${told['cost']:,.2f}" if told["cost"] >= 0.095 else f"${told['cost']:.2g}"] if "cost" in told else []
