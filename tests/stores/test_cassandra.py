@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -28,7 +29,12 @@ def keyspace(tmp_path: Path) -> Iterator[str]:
 def scored(folder: Path, rows: int, times: int = 1) -> str:
     """A sink with as many rows, and answers of its own."""
     table = pa.table({"id": pa.array(range(rows), pa.int64())})
-    gm.apply(table, str(folder), fn=lambda batch: {"y": batch["id"] * times}, keep="id", workers=0, restart=times > 1)
+    gates = {"min_rows": 0}  # three rows may follow five thousand
+
+    def fn(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["id"] * times}
+
+    gm.apply(table, str(folder), fn=fn, keep="id", workers=0, restart=times > 1, gates=gates)
     return str(folder)
 
 
