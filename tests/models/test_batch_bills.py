@@ -182,6 +182,7 @@ def test_money_goes_as_far_as_it_goes(server: BatchServer, tmp_path: Path) -> No
     once(server.told())
 
 
+@pytest.mark.long
 def test_max_cost_is_of_all_workers_whose_batches_are_under_way(server: BatchServer, tmp_path: Path) -> None:
     """Each claims what it orders, from its first batch on."""
     with pytest.raises(RunFailed, match="max_cost 500"):
@@ -263,6 +264,7 @@ def test_somebody_is_asked_alone_before_each_batch_that_is_made_late(
     once(told)
 
 
+@pytest.mark.long
 def test_a_request_that_an_earlier_batch_left_is_found_in_a_later_one(server: BatchServer, tmp_path: Path) -> None:
     """Beside others that were first asked for in that one: runs that end at `max_cost` pay for none of them again."""
     server.set(later=0.3, takes=0.1)

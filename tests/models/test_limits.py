@@ -394,6 +394,7 @@ def test_what_rows_of_an_attempt_that_is_over_took_is_told(chat: ChatServer, tmp
         model.close()
 
 
+@pytest.mark.long
 def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> None:
     """A request that is never answered may be on the bill each time that it is sent: in the report as in the error."""
     chat.set(stuck="row 5 is here")

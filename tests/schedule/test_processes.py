@@ -102,6 +102,7 @@ def test_a_stop_leaves_the_run_resumable(place: Path) -> None:
     whole(place, 1)
 
 
+@pytest.mark.long
 def test_two_hundred_jobs_that_wait_cost_next_to_nothing(place: Path) -> None:
     """Under 100 MB, and under 1 % of a core."""
     for n in range(200):
