@@ -151,7 +151,7 @@ def test_time_is_told_by_the_monotonic_clock_alone() -> None:
         "detached.py": 2,
         "heartbeat.py": 1,
         "startup.py": 2,
-        "telling.py": 2,
+        "notices.py": 2,
         "history.py": 1,
     }
     source = Path(gristmill.__file__).parent

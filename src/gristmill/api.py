@@ -293,7 +293,7 @@ def predict(source: Any, sink: Place | None = None, *, model: Path, **options: U
     given: dict[str, Any] = dict(options)
     names = {name for kind in (SklearnModel, OnnxModel, TorchScriptModel) for name in options_of(kind)}
     chosen = {k: given.pop(k) for k in list(given) if k in names}
-    from gristmill.models.registry import file_of
+    from gristmill.models.registrations import file_of
 
     file = os.fspath(model)
     return _run(source, sink, saved_model(file, file_of(file), **chosen), given, keeps=True)

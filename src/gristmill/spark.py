@@ -61,13 +61,13 @@ def predict_udf(
     them (a function without returns=, TorchScript). Raises BadModel if it is not a model, or the types are not
     known.
     """
-    from gristmill.models import kinds, registry
+    from gristmill.models import kinds, registrations
     from gristmill.models.returns import parse_schema
 
     for name, value, allowed in (("on_null", on_null, ("null", "raise")), ("on_error", on_error, ("raise", "null"))):
         if value not in allowed:
             raise BadJob(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
-    registered = registry.found(as_model(model))
+    registered = registrations.found(as_model(model))
     spec = kinds.resolve(as_model(model) if registered is None else registered.spec)
     info = kinds.describe(spec, None)
     if registered is not None:

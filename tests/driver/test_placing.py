@@ -111,10 +111,13 @@ def test_a_device_by_name(
 
 
 def test_a_device_that_is_not_there(minilm: Path, two_gpus: Path) -> None:
-    """A number that no GPU has is refused, with those there are."""
+    """A number that no GPU has is refused, with those there are; so is a GPU for a job that is to have none."""
     job = gm.Job(str(two_gpus), gm.TextEmbedder(str(minilm), text="text", device="cuda:2"))
     with pytest.raises(gm.BadJob, match="device 'cuda:2': this machine has cuda:0, cuda:1"):
         job.plan()
+    none = gm.Job(str(two_gpus), gm.TextEmbedder(str(minilm), text="text", device="cuda"), engine=EngineSpec(gpus=0))
+    with pytest.raises(gm.BadJob, match="device is 'cuda', and gpus is 0: leave one of them out"):
+        none.plan()
 
 
 @pytest.mark.parametrize("asked", ["auto", "cuda", "gpus"])

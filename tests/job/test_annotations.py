@@ -19,7 +19,7 @@ from gristmill import aio, inference
 from gristmill.cli.app import gristmill as group
 from gristmill.cli.flags import SECTIONS
 from gristmill.dynamic import settings
-from gristmill.job import delivery, job, keywords, options, prompts, requests, schedule, scores, specs, telling
+from gristmill.job import delivery, job, keywords, options, prompts, recipients, requests, schedule, scores, specs
 from gristmill.job.annotations import Option, options_of
 from gristmill.jobfile.sections import json_schema
 from gristmill.observe.events import Observer
@@ -31,7 +31,7 @@ BATCHING = {
     inference.dynamically: settings.Padded,
     aio.inference.dynamically: settings.AwaitedPadded,
 }
-TOLD = tuple(cls for cls, _ in telling.HEADS.values())
+TOLD = tuple(cls for cls, _ in recipients.HEADS.values())
 CLASSES = [cls for classes in SECTIONS.values() for cls in classes]
 NO_OPTIONS = {(job.Source, "data"), (specs.FunctionModel, "call")}  # what Python alone has, and what has options inside
 OWN = {
@@ -159,7 +159,7 @@ def test_every_choice_is_checked() -> None:
 
 
 WIDER = {
-    **dict.fromkeys(telling.HEADS, Any),  # what Python takes in more forms than the job has it in
+    **dict.fromkeys(recipients.HEADS, Any),  # what Python takes in more forms than the job has it in
     "gates": options.Gates | Mapping[str, Any] | None,
     "running": options.Running | Mapping[str, Any] | None,
     "engine": str | options.EngineSpec | None,

@@ -9,8 +9,8 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import BadJob
+from gristmill.job.recipients import Alert, Lineage, Metrics, as_told, hidden_in
 from gristmill.job.secret import reveal
-from gristmill.job.telling import Alert, Lineage, Metrics, as_told, hidden_in
 from gristmill.jobfile.jobfile import load
 from gristmill.jobfile.writing import dump
 

@@ -23,7 +23,7 @@ from gristmill.commit.generation import generations, read_plan
 from gristmill.commit.publication import published
 from gristmill.errors import BadModel, GristmillWarning, PlanChanged
 from gristmill.fingerprint.diskcache import file_digest
-from gristmill.models import modelsfile, registry
+from gristmill.models import modelsfile, registrations
 
 ROWS = pa.table({"id": [1, 2, 3], "x": [1.0, 2.0, 3.0]})
 
@@ -256,7 +256,7 @@ def test_a_path_that_moves_is_warned_of():
             scored(skops_model(path), Path(path).stem)
     pinned = gm.SklearnModel("models/mine.skops", features=("x",), sha256=file_digest(Path(named(4))))
     for model in (pinned, skops_model(named(3)), skops_model("models/missing-latest.skops")):
-        assert registry.moving(model) == ()
+        assert registrations.moving(model) == ()
 
 
 def test_files_that_change_after_planning_are_not_scored_with(monkeypatch):

@@ -12,10 +12,10 @@ from referencing import Registry, Resource
 
 import gristmill as gm
 from gristmill.errors import GateFailed
-from gristmill.job.telling import Lineage
+from gristmill.job.recipients import Lineage
 from gristmill.observe.events import Progress
 from gristmill.observe.lineage import Events, named
-from gristmill.observe.telling import Begun, Data
+from gristmill.observe.teller import Begun, Data
 from listeners import listening, nobody
 from nights import ROWS, ill, more, run, well, write_rows
 

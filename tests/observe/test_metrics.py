@@ -12,7 +12,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import GateFailed
-from gristmill.job.telling import Metrics
+from gristmill.job.recipients import Metrics
 from gristmill.observe.events import Progress
 from gristmill.observe.figures import Figures
 from listeners import listening, nobody
@@ -98,7 +98,7 @@ def test_a_full_disk(source: str, tmp_path: Path) -> None:
 def test_figures_while_a_run_runs() -> None:
     """They are sent at a new phase and every 15 s, not with each progress."""
     from gristmill.observe.metrics import Gauges
-    from gristmill.observe.telling import Begun
+    from gristmill.observe.teller import Begun
 
     sent: list[Figures] = []
     now = 0.0

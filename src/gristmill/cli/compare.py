@@ -26,13 +26,22 @@ gristmill compare old/ new/ --on id --json > differences.json
 """
 
 
+def two_results(command: Any) -> Any:
+    """What says which rows of which results are held against each other, in which columns."""
+    for add in (
+        words.option("--columns", multiple=True, metavar="A,B",
+                     help="The columns to compare (default: those in which both models answered)"),
+        words.option("--on", multiple=True, metavar="A,B",
+                     help="What tells rows apart in both (default: the row_id or key columns of both jobs)"),
+        click.argument("b", metavar="SINK_B"),
+        click.argument("a", metavar="SINK_A"),
+    ):  # fmt: skip
+        command = add(command)
+    return command
+
+
 @click.command(cls=Command, examples=COMPARE)
-@click.argument("a", metavar="SINK_A")
-@click.argument("b", metavar="SINK_B")
-@words.option("--on", multiple=True, metavar="A,B",
-              help="What tells rows apart in both (default: the row_id or key columns of both jobs)")  # fmt: skip
-@words.option("--columns", multiple=True, metavar="A,B",
-              help="The columns to compare (default: those in which both models answered)")  # fmt: skip
+@two_results
 @words.option("--tolerance", type=float, default=1e-5, show_default=True, metavar="X",
               help="Numbers no further apart agree")  # fmt: skip
 @words.option("--min-agreement", type=float, metavar="SHARE",
@@ -84,12 +93,7 @@ gristmill diff old/ new/ --on id --json > changes.json
 
 
 @click.command(cls=Command, examples=DIFF)
-@click.argument("a", metavar="SINK_A")
-@click.argument("b", metavar="SINK_B")
-@words.option("--on", multiple=True, metavar="A,B",
-              help="What tells rows apart in both (default: the row_id or key columns of both jobs)")  # fmt: skip
-@words.option("--columns", multiple=True, metavar="A,B",
-              help="The columns to compare (default: those in which both models answered)")  # fmt: skip
+@two_results
 @words.option("--tolerance", type=float, default=1e-5, show_default=True, metavar="X",
               help="Numbers no further apart are the same answer")  # fmt: skip
 @words.option("--examples", type=click.IntRange(min=0), default=5, show_default=True, metavar="N",

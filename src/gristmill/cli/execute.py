@@ -13,8 +13,8 @@ from gristmill.cli.ending import hide
 from gristmill.driver import warmup
 from gristmill.errors import BadJob, GristmillError, Interrupted
 from gristmill.job.job import JobSpec
+from gristmill.job.recipients import hidden_in
 from gristmill.job.secret import HIDDEN, SECRET_NAME, scrub, secrets_in
-from gristmill.job.telling import hidden_in
 from gristmill.job.uris import redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer

@@ -20,8 +20,8 @@ from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec, Gates, Running, Update
+from gristmill.job.recipients import as_told
 from gristmill.job.specs import MODELS, Call
-from gristmill.job.telling import as_told
 from gristmill.jobfile.literals import literal
 from gristmill.jobfile.overlay import Change
 

@@ -293,7 +293,7 @@ def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tup
     if command == "classify":
         return TextClassifier(given["model_path"], given["at_model__text"]), words.CLASSIFY
     if command == "predict":
-        from gristmill.models.registry import file_of
+        from gristmill.models.registrations import file_of
 
         return saved_model(given["model_path"], file_of(given["model_path"])), words.PREDICT
     if command == "prompt":

@@ -22,6 +22,12 @@ TOLERANCE = 1e-5  # within which one float32 model on two machines or backends a
 EXAMPLES = 5
 
 
+def check_numbers(tolerance: float, examples: int) -> None:
+    """Raises BadJob for numbers that no comparison can have."""
+    check_number("tolerance", tolerance, math.inf, "a number of at least 0")
+    check_number("examples", examples, math.inf, "a whole number of at least 0", int)
+
+
 def compare(
     a: Side,
     b: Side,
@@ -35,8 +41,7 @@ def compare(
     """Two results held against each other: see `gm.compare`. `min_agreement` is looked at by `check`, but refused here,
     before anything is read. Raises BadJob and BadSource.
     """
-    check_number("tolerance", tolerance, math.inf, "a number of at least 0")
-    check_number("examples", examples, math.inf, "a whole number of at least 0", int)
+    check_numbers(tolerance, examples)
     if min_agreement is not None:
         check_number("min_agreement", min_agreement, 1, "a number from 0 to 1, such as 0.95")
     keys = keys_of(a, b, on)

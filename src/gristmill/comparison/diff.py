@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ from gristmill.arrow.topython import lengths_of, to_plain
 from gristmill.commit.generation import generations, stored_inputs
 from gristmill.commit.publication import Publication
 from gristmill.comparison.choice import Chosen, compared, keys_of
-from gristmill.comparison.compare import EXAMPLES, TOLERANCE, check_number
+from gristmill.comparison.compare import EXAMPLES, TOLERANCE, check_numbers
 from gristmill.comparison.comparison import key_text, plain_values
 from gristmill.comparison.join import Join
 from gristmill.comparison.pairing import pairs
@@ -89,8 +88,7 @@ def diff(
     examples: int = EXAMPLES,
 ) -> Diff:
     """What changed from one result to another: see `gm.diff`. Raises BadJob and BadSource."""
-    check_number("tolerance", tolerance, math.inf, "a number of at least 0")
-    check_number("examples", examples, math.inf, "a whole number of at least 0", int)
+    check_numbers(tolerance, examples)
     keys = keys_of(a, b, on)
     chosen, left_out = compared(a, b, tuple(keys), columns)
     with passing() as folder, Join(a, b, keys, folder) as join:

@@ -38,7 +38,9 @@ def devices(job: JobSpec, model: Any, info: ModelInfo, room: Room) -> Devices:
     if room.shares and info.by_tokens and info.library and info.weight_bytes < SMALL_BYTES:
         room = replace(room, per_gpu=SMALL_SHARE * room.per_gpu, gpu_workers=SMALL_SHARE * room.gpu_workers)
     unable = without_gpu(info.library) if info.library and room.gpu_workers and engine_kind(job.engine).here else None
-    if asked.startswith("cuda") and job.engine.gpus != 0:
+    if asked.startswith("cuda"):
+        if job.engine.gpus == 0:
+            raise BadJob(f"device is {asked!r}, and gpus is 0: leave one of them out")
         if unable:
             raise BadJob(f"device {asked!r}: {unable}; or use device cpu")
         return _named(job, asked, room)

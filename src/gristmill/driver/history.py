@@ -22,7 +22,7 @@ from gristmill.commit.generation import Generation, decode_schema, meta
 from gristmill.commit.publication import Publication
 from gristmill.driver import runrecord
 from gristmill.driver.driftplots import plots
-from gristmill.driver.telling import INCIDENTS
+from gristmill.driver.notices import INCIDENTS
 from gristmill.driver.views import status
 from gristmill.errors import CorruptStore, GristmillError
 from gristmill.files.contract import Files

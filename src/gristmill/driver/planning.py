@@ -247,7 +247,7 @@ def _described(
     """The job over the files, with the columns and types of the `seen` ones."""
     from gristmill.fingerprint.code import not_compared
     from gristmill.models import kinds as models
-    from gristmill.models import registry
+    from gristmill.models import registrations
     from gristmill.sources import formats
     from gristmill.sources.hive import wanted_columns
     from gristmill.sources.schema import check, unify
@@ -259,9 +259,9 @@ def _described(
     if not blank:
         jobcolumns.check_steps(job, schema)
         jobcolumns.check_update(job, schema)
-    named = registry.found(job.model)
+    named = registrations.found(job.model)
     located = job.model if named is None else named.spec
-    model, warned = models.resolve(located), (*models.remarks(located), *registry.moving(job.model))
+    model, warned = models.resolve(located), (*models.remarks(located), *registrations.moving(job.model))
     info = models.describe(model, None if blank else jobcolumns.widened(schema, job))
     if named is not None:
         named.check_loaded(info.digests)

@@ -12,10 +12,10 @@ from gristmill.commit import generation as generations
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import delivering, drifting, indexing, paces, selection, summary
 from gristmill.driver.choice import chosen
+from gristmill.driver.notices import Telling, told
 from gristmill.driver.opening import Command, Opened, Verbs, opened
 from gristmill.driver.publishing import Published, published, untouched
 from gristmill.driver.scoring import Scoring
-from gristmill.driver.telling import Telling, told
 from gristmill.engines.interpreter import SPARES
 from gristmill.errors import GristmillError, Interrupted, RunFailed
 from gristmill.files.contract import Files

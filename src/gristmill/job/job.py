@@ -11,9 +11,9 @@ from gristmill.job.annotations import Help, Key, options_of, whole
 from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
 from gristmill.job.options import EngineSpec, Gates, Running, Update, as_engine, as_update
+from gristmill.job.recipients import Alert, Lineage, Metrics, as_told
 from gristmill.job.schedule import Schedule, as_schedule, due
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
-from gristmill.job.telling import Alert, Lineage, Metrics, as_told
 from gristmill.job.uris import file_formats, file_named, is_local, local_path
 
 _NOT_WRITTEN = (".csv", ".tsv", ".json", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro", ".txt")

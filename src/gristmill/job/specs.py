@@ -331,7 +331,7 @@ class TextEmbedder:
         """The model loaded in this process: `encode(texts)` gives float32 [texts, width], for queries. Raises BadModel,
         MissingExtra.
         """
-        registry: Any = importlib.import_module("gristmill.models.registry")  # which names it, perhaps
+        registry: Any = importlib.import_module("gristmill.models.registrations")  # which names it, perhaps
         found: Queries = importlib.import_module(self.home).Queries(registry.as_files(self))
         return found
 

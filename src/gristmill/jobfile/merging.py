@@ -9,8 +9,8 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.job.options import ENGINE, EngineSpec, default_engine
+from gristmill.job.recipients import HEADS, head
 from gristmill.job.specs import kind_in
-from gristmill.job.telling import HEADS, head
 from gristmill.jobfile.document import Document, Path, Written
 from gristmill.jobfile.overlay import split_set
 

@@ -16,8 +16,8 @@ from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec
+from gristmill.job.recipients import HEADS
 from gristmill.job.specs import MODELS, Step, head_of, of_call
-from gristmill.job.telling import HEADS
 
 _OF_A_CALL = ("args", "batch_format", "takes")
 

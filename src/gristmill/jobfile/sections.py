@@ -18,9 +18,9 @@ from gristmill.job.annotations import Option, options_of
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import ENGINES, EngineSpec, Gates, Running, Update
+from gristmill.job.recipients import HEADS
 from gristmill.job.schedule import Schedule
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
-from gristmill.job.telling import HEADS
 from gristmill.job.typechecks import expected, field_type
 from gristmill.jobfile.document import Document, Path
 from gristmill.jobfile.variables import dotted

@@ -10,8 +10,8 @@ from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
+from gristmill.job.recipients import HEADS
 from gristmill.job.specs import MODELS, Call, Step, head_of, of_call
-from gristmill.job.telling import HEADS
 from gristmill.job.uris import file_formats
 
 

@@ -75,7 +75,7 @@ class TorchEncoder:
     """A transformer in torch: scaled-dot-product attention, inference mode.
 
     On a GPU not by cuDNN's kernel, which torch prefers in half precision on Hopper: it is compiled for each shape, and
-    of our batches hardly two have the same (MiniLM in bfloat16 on an H200: 95 % of the time went there).
+    of our batches hardly two have the same (MiniLM in bfloat16 on an H200: four fifths of the time went there).
     """
 
     def __init__(self, files: EncoderFiles, task: str, place: Place, name: str, *, code: bool = False) -> None:

@@ -14,15 +14,15 @@ from datetime import datetime, timezone
 from typing import Any
 
 from gristmill import __version__
+from gristmill.job.recipients import Alert
 from gristmill.job.secret import reveal
-from gristmill.job.telling import Alert
 from gristmill.observe import units
 from gristmill.observe.channels import run_command, send_mail
 from gristmill.observe.events import Progress
 from gristmill.observe.incidents import Book, Open
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
-from gristmill.observe.telling import Begun, Ended
+from gristmill.observe.teller import Begun, Ended
 
 WITHIN_S = 8.0  # seconds that one alert may take, all tries together
 MOST_TEXT = 2000  # characters of an error's text: Slack takes 40,000, a telephone shows 200

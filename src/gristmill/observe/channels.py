@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from email.message import EmailMessage
 from urllib.parse import unquote, urlsplit
 
+from gristmill.job.recipients import Alert
 from gristmill.job.secret import reveal
-from gristmill.job.telling import Alert
 from gristmill.observe.posting import EACH_S, NotTold
 
 

@@ -15,13 +15,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gristmill import __version__
+from gristmill.job.recipients import WEB, Lineage
 from gristmill.job.secret import reveal
-from gristmill.job.telling import WEB, Lineage
 from gristmill.job.uris import local_path
 from gristmill.observe.events import Progress
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
-from gristmill.observe.telling import Begun, Column, Data, Ended
+from gristmill.observe.teller import Begun, Column, Data, Ended
 
 PRODUCER = f"https://pypi.org/project/gristmill/{__version__}"
 SPEC = "https://openlineage.io/spec"

@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from gristmill.job.recipients import WEB, Metrics
 from gristmill.job.secret import reveal
-from gristmill.job.telling import WEB, Metrics
 from gristmill.job.uris import local_path
 from gristmill.observe.events import ENDED, Progress
 from gristmill.observe.figures import Figures
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
-from gristmill.observe.telling import Begun, Ended
+from gristmill.observe.teller import Begun, Ended
 from gristmill.process.extras import require
 
 EVERY_S = 15.0  # seconds between two updates while a run runs: Prometheus asks every 15 to 60 s

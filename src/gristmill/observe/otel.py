@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gristmill import __version__
+from gristmill.job.recipients import Metrics
 from gristmill.job.secret import reveal
-from gristmill.job.telling import Metrics
 from gristmill.observe.figures import Figures
 from gristmill.observe.posting import EACH_S, NotTold
 from gristmill.process.extras import require

@@ -21,10 +21,10 @@ from gristmill.errors import PlanChanged
 from gristmill.parallel import transport
 from gristmill.parallel.pickles import Bundle, Unread, opened, seal_back
 from gristmill.parallel.transport import Fault, Parcel, fault_of
-from gristmill.process.deadline import Deadline
 from gristmill.process.messages import Emit, Event, Failure, Item, Outcome, Printed
 from gristmill.process.ownstderr import flush, say
 from gristmill.process.startup import UserCode, thread_variables
+from gristmill.process.timelimit import Deadline
 
 if TYPE_CHECKING:
     from gristmill.fingerprint.pins import Planned

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from gristmill.process.deadline import Deadline
 from gristmill.process.failure import LATE_BY
+from gristmill.process.timelimit import Deadline
 
 T = TypeVar("T")
 MONTH = 2_592_000.0  # seconds: timers do not take arbitrarily large numbers on any platform

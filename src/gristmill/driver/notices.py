@@ -29,14 +29,14 @@ from gristmill.errors import GateFailed, GristmillError, Interrupted, SinkBusy
 from gristmill.files.disk import LOCAL, join
 from gristmill.fingerprint.diskcache import cache_folder
 from gristmill.job.job import JobSpec
-from gristmill.job.telling import hidden_in
+from gristmill.job.recipients import hidden_in
 from gristmill.job.uris import file_of, is_local, local_path, redact
 from gristmill.observe.events import Note, Progress
 from gristmill.observe.facts import Pace, Run, Slow
 from gristmill.observe.incidents import Book
 from gristmill.observe.progress import Several
 from gristmill.observe.report import Report
-from gristmill.observe.telling import Begun, Column, Data, Ended, Teller, Told
+from gristmill.observe.teller import Begun, Column, Data, Ended, Teller, Told
 from gristmill.shards.shard import ShardTable
 
 INCIDENTS = "incidents.json"
