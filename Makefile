@@ -85,7 +85,7 @@ test: $(VENV)/.install
 
 # Also those marked `long`, which repeat in more ways, or with more kills, what quicker ones look at.
 test-all: $(VENV)/.install
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not soak and not bench and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --hypothesis-profile "new examples" -m "not soak and not bench and not slow" $(ARGS)
 
 lint: $(VENV)/.install
 	$(BIN)/ruff check

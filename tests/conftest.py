@@ -45,11 +45,12 @@ compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=1)
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 sys.dont_write_bytecode = False  # until all are collected
 
-# How fast examples are made and run is the machine's affair, not what a property says.
-hypothesis.settings.register_profile(
-    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("any machine")
+# How fast examples are made and run is the machine's affair, not what a property says. `make test` tries the same
+# examples each time, so that a change is judged by what it changed; `make test-all` looks for new ones.
+_PROFILE: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("same examples", derandomize=True, **_PROFILE)
+hypothesis.settings.register_profile("new examples", derandomize=False, **_PROFILE)
+hypothesis.settings.load_profile("same examples")
 
 # A shell that starts tests in the background has them ignore interrupts, which some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -40,6 +40,20 @@ def test_a_number_is_the_same_or_refused(data):
     assert all(a == b or (a != a and b != b) for a, b in zip(values, out, strict=True)), (values, out)
 
 
+@pytest.mark.parametrize("source", [pa.int8(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32(), pa.uint64()], ids=str)
+@pytest.mark.parametrize("target", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_the_ends_of_integers_as_floats(source, target):
+    """The least and the largest integer of a type, and their neighbours, are the same as floats or refused."""
+    low, high = np.iinfo(str(source)).min, np.iinfo(str(source)).max
+    for value in (int(low), int(low) + 1, int(high) - 1, int(high)):
+        column = pa.array([value, None], source)
+        if _holds(target, value):
+            assert lossless(column, target).to_pylist() == [value, None]
+        else:
+            with pytest.raises(Lossy):
+                lossless(column, target)
+
+
 def _holds(kind: pa.DataType, value) -> bool:
     if value is None:
         return True

@@ -267,10 +267,12 @@ class _Leaf:
 
         t = pa.types
         if t.is_integer(values.type) and t.is_floating(kind):
-            # A round trip shows whether a value is exact, but 2^63 and 2^64 do not fit back, nor 65,520 a float16.
+            # A round trip shows whether a value is exact, but 2^63 and 2^64 do not fit back, nor 65,520 a float16,
+            # and what is below all integers (-inf for -2^63 as a float16) comes back as the least.
             out = values.cast(kind, safe=False)
             edge = 2.0 ** (values.type.bit_width - t.is_signed_integer(values.type))
-            if pc.any(pc.greater_equal(out.cast(pa.float64()), edge)).as_py():
+            wide = out.cast(pa.float64())
+            if pc.any(pc.or_(pc.greater_equal(wide, edge), pc.less(wide, -edge))).as_py():
                 raise Lossy(f"not every value of type {values.type} is the same as {kind}")
             return out
         narrows = t.is_floating(values.type) and t.is_floating(kind)
