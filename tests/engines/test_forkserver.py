@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pretended import Feed, Stages, Worker
 
@@ -154,6 +155,31 @@ def test_forks_find_pandas_imported(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"id": 1}\n{"id": 2}\n')
     rows = gm.apply(str(tmp_path / "rows.jsonl"), fn=has_pandas, workers=1)
     assert rows["had"].to_pylist() == [True, True]
+
+
+SKLEARN_JOB = """
+import sys
+import gristmill as gm
+from gristmill.engines import forkserver
+
+begun = []
+start = forkserver.ForkServer.__init__
+forkserver.ForkServer.__init__ = lambda self, born, imports: (begun.append(imports), start(self, born, imports))[1]
+gm.predict("rows.parquet", model="model.skops", features=["x"], keep=["x"], workers=1)
+assert "sklearn" in sys.modules and len(begun) == 1 and {"sklearn.base", "skops.io"} <= set(begun[0]), begun
+"""
+
+
+def test_forks_find_scikit_learn_imported(tmp_path: Path) -> None:
+    """One server imports it while the driver does, which sets variables; that is no reason for another server."""
+    skops_io = pytest.importorskip("skops.io")
+    from sklearn.linear_model import LinearRegression
+
+    skops_io.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0]), tmp_path / "model.skops")
+    pq.write_table(pa.table({"x": [0.5, 2.0]}), tmp_path / "rows.parquet")
+    (tmp_path / "job.py").write_text(SKLEARN_JOB)
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])

@@ -27,7 +27,8 @@ SMALL = 4 << 20  # bytes of input: a function is done with so few before a secon
 
 def start(spec: JobSpec) -> None:
     """Start interpreters for a job, only one if it is small. `SPARES.end` ends those not used."""
-    SPARES.start(spec.engine, machine.cores(), IMPORTS, most=1 if _small(spec.source) else MOST)
+    imports = (*IMPORTS, *getattr(spec.model, "imports", ()))
+    SPARES.start(spec.engine, machine.cores(), imports, most=1 if _small(spec.source) else MOST)
 
 
 def _small(source: Source) -> bool:
