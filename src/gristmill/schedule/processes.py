@@ -76,8 +76,8 @@ class Processes:
         command = [*mortal("TERM"), sys.executable, "-m", "gristmill", run.what, path, "--scheduled", tick]
         with self._log(run) as out:
             process = subprocess.Popen(
-                [*command, "--progress", "lines", *run.options.split()], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                env=self._environ, start_new_session=True,
+                [*command, "--progress", "lines", *run.options.split()], stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.STDOUT, env=self._environ, start_new_session=True,
             )  # fmt: skip
         self._going[run.key] = run, process
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from gristmill.errors import NewerFormat, RunFailed
 from gristmill.files.sqlitelog import log_ahead
-from gristmill.schedule.contract import Run, written
+from gristmill.schedule.contract import RUN, Run, written
 
 FORMAT = 2
 PATIENCE = 5.0  # seconds to wait for whoever else has the file open
@@ -122,11 +122,15 @@ class State:
         """The latest runs of a job, the newest first."""
         return self._read(f"SELECT {_COLUMNS} FROM runs WHERE job = ? ORDER BY tick DESC, what LIMIT ?", job, most)
 
+    def failed(self, most: int) -> list[Run]:
+        """The latest runs, of all jobs, that a person has to look at."""
+        return self._read(f"SELECT {_COLUMNS} FROM runs WHERE state = 'failed' ORDER BY tick DESC LIMIT ?", most)
+
     def of(self, job: str, tick: datetime) -> list[Run]:
         """What was run for a tick: the run itself, and after it the retry of its dead letters."""
         return self._read(
-            f"SELECT {_COLUMNS} FROM runs WHERE job = ? AND tick = ? ORDER BY what DESC", job, written(tick)
-        )[::-1]
+            f"SELECT {_COLUMNS} FROM runs WHERE job = ? AND tick = ? ORDER BY what = '{RUN}' DESC", job, written(tick)
+        )
 
     def done_since(self, job: str, since: datetime) -> dict[str, float]:
         """Ticks of a job whose runs were done after a time, and when."""
@@ -151,8 +155,8 @@ class State:
         """Put a run into the queue that somebody asks for, unless it is there, or going on; whether it was put."""
         with self._change() as held:
             made = held.execute(
-                f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET state=?3, "
-                "next=?4, attempts=0, tries=0, exit=NULL, begun=NULL, ended=NULL, reason='', options=?14 "
+                f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
+                "state=?3, next=?4, attempts=0, tries=0, exit=NULL, begun=NULL, ended=NULL, reason='', options=?14 "
                 "WHERE state NOT IN ('due', 'running')",
                 _values(run),
             )
@@ -177,8 +181,8 @@ class State:
 
 def _values(run: Run) -> tuple[object, ...]:
     return (
-        run.job, written(run.tick), run.state, run.next, run.attempts, run.tries, run.exit, run.begun, run.ended, run.deadline,
-        int(run.late), run.reason, run.what, run.options,
+        run.job, written(run.tick), run.state, run.next, run.attempts, run.tries, run.exit, run.begun, run.ended,
+        run.deadline, int(run.late), run.reason, run.what, run.options,
     )  # fmt: skip
 
 

@@ -1,0 +1,78 @@
+"""The process that looks into sinks for the pages: `python -m gristmill.pages.reader`. It is asked by lines of JSON on
+its standard input, answers each by one on its standard output, and ends when nobody has asked for a while.
+
+It is a process of its own so that `gristmill up` stays small, and so that a store that hangs, or a sink that is large,
+holds up nothing but its own page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+from datetime import datetime
+from typing import Any
+
+from gristmill.pages.asking import LINGERS_S, PATIENCE_S
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print is no answer
+    os.nice(10)  # runs come first
+    while select.select([0], [], [], LINGERS_S)[0] and (line := _line()):
+        signal.alarm(round(PATIENCE_S) + 5)  # whoever asked has given up by then
+        out.write(json.dumps(_answered(json.loads(line)), default=str).encode() + b"\n")
+        out.flush()
+        signal.alarm(0)
+
+
+def _line() -> bytes:
+    """A line of the standard input, which has one at a time: nothing is buffered of which `select` would not know."""
+    found = b""
+    while not found.endswith(b"\n"):
+        got = os.read(0, 65536)
+        if not got:
+            return b""
+        found += got
+    return found
+
+
+def _answered(asked: dict[str, Any]) -> dict[str, Any]:
+    from gristmill.errors import GristmillError
+
+    try:
+        return {"found": _found(**asked)}
+    except (GristmillError, OSError, ValueError) as e:
+        return {"wrong": str(e) or type(e).__name__}
+
+
+def _found(what: str, job: str, tick: str, above: list[list[str]]) -> Any:
+    from gristmill.driver.history import facts
+    from gristmill.driver.opening import sink_place
+    from gristmill.driver.views import status
+    from gristmill.errors import BadJob
+    from gristmill.files.contract import Files
+    from gristmill.job.uris import is_local
+    from gristmill.jobfile.jobfile import read_job_file
+    from gristmill.observe.page import page
+
+    spec = read_job_file(job, environ=os.environ, tick=datetime.fromisoformat(tick))
+    if spec.sink is None:
+        raise BadJob(f"{job}: the job has no sink")
+    root: str
+    files: Files
+    root, files = sink_place(spec.sink)
+    if is_local(root) and not os.path.exists(root):
+        raise BadJob(f"{spec.sink.uri}: nothing is there yet")
+    if what == "now":
+        return status(root, files)
+    found = facts(root, files)
+    return page(found, above=[(text, to) for text, to in above]) if what == "report" else found.as_dict()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
