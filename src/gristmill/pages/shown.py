@@ -124,8 +124,8 @@ def line(source: Source, run: Run, told: Scheduled | None) -> Line:
     words = last_words(source.log_of(run)) if run.state == "failed" or run.tries else ""
     late = ", late" if run.late else ""
     return Line(
-        run, at(run.tick, zone), f"{state}{late}", "bad" if run.late and run.state != "done" else tone, took, run.reason, words,
-        run_address(run), source.log_of(run),
+        run, at(run.tick, zone), f"{state}{late}", "bad" if run.late and run.state != "done" else tone, took,
+        run.reason, words, run_address(run), source.log_of(run),
     )  # fmt: skip
 
 
