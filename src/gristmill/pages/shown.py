@@ -148,8 +148,8 @@ def steps(run: Run, path: str, folder: str) -> list[tuple[str, str]]:
     if run.exit == 3:
         return [
             ("Nothing new was published; the result before stands, and what was scored is kept.", ""),
-            ("Look at the report and the dead letters. If the data is right after all, publish it as it is:",
-             f"{command} --accept"),
+            ("Look at the report and the dead letters. If all is right after all, publish it as it is, and then let it "
+             "be tried again here, so that jobs that come after it run, too:", f"{command} --accept"),
             ("If it is not, mend the source or the job, and let it be tried again.", ""),
         ]  # fmt: skip
     if run.exit == 4 and run.what == RETRY:
