@@ -11,7 +11,6 @@ import json
 import os
 import select
 import signal
-import sys
 from datetime import datetime
 from typing import Any
 
@@ -75,4 +74,4 @@ def _found(what: str, job: str, tick: str, above: list[list[str]]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
