@@ -41,6 +41,7 @@ def page(facts: SinkFacts, above: Sequence[tuple[str, str]] = ()) -> str:
         rates=[] if run is None else charts.rates(run.pace),
         night_bars=bars,
         changes=_changes(facts.nights),
+        updates=any(n.updated for n in facts.nights),
         command=shlex.join(run.command) if run is not None and run.command else "",
     )
     return text
