@@ -65,7 +65,9 @@ class Scrapes:
             return {}
         try:
             tick = run.tick.astimezone(told.schedule.zone).isoformat()
-            found: Mapping[str, Any] = self._asking.ask("now", self._source.path(run.job), tick)
+            found: Mapping[str, Any] = self._asking.ask(
+                "now", self._source.path(run.job), tick, wait=max(0.0, until - time.monotonic())
+            )
         except Unseen:
             return {} if known is None else known[1]
         self._known[run.job] = key, found

@@ -12,9 +12,13 @@ import os
 import select
 import signal
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.pages.asking import LINGERS_S, PATIENCE_S
+
+if TYPE_CHECKING:
+    from gristmill.job.job import JobSpec
+    from gristmill.job.secret import Secret
 
 
 def main() -> None:
@@ -42,35 +46,41 @@ def _line() -> bytes:
 
 def _answered(asked: dict[str, Any]) -> dict[str, Any]:
     from gristmill.errors import GristmillError
+    from gristmill.job.secret import scrub, secrets_in
+    from gristmill.jobfile.jobfile import read_job_file
 
+    hidden: list[Secret] = []
     try:
-        return {"found": _found(**asked)}
-    except (GristmillError, OSError, ValueError) as e:
-        return {"wrong": str(e) or type(e).__name__}
+        spec = read_job_file(asked["job"], environ=os.environ, tick=datetime.fromisoformat(asked["tick"]))
+        hidden = list(secrets_in(spec))
+        return {"found": _found(spec, asked)}
+    except Exception as e:  # whatever a store's library raises is about this sink alone
+        text = str(e) if isinstance(e, GristmillError) else f"{type(e).__name__}: {e}"
+        return {"wrong": scrub(text, hidden)}
 
 
-def _found(what: str, job: str, tick: str, above: list[list[str]]) -> Any:
+def _found(spec: JobSpec, asked: dict[str, Any]) -> Any:
     from gristmill.driver.history import facts
     from gristmill.driver.opening import sink_place
     from gristmill.driver.views import status
     from gristmill.errors import BadJob
     from gristmill.files.contract import Files
     from gristmill.job.uris import is_local
-    from gristmill.jobfile.jobfile import read_job_file
     from gristmill.observe.page import page
 
-    spec = read_job_file(job, environ=os.environ, tick=datetime.fromisoformat(tick))
     if spec.sink is None:
-        raise BadJob(f"{job}: the job has no sink")
+        raise BadJob(f"{asked['job']}: the job has no sink")
     root: str
     files: Files
     root, files = sink_place(spec.sink)
     if is_local(root) and not os.path.exists(root):
         raise BadJob(f"{spec.sink.uri}: nothing is there yet")
-    if what == "now":
+    if asked["what"] == "now":
         return status(root, files)
     found = facts(root, files)
-    return page(found, above=[(text, to) for text, to in above]) if what == "report" else found.as_dict()
+    if asked["what"] == "report":
+        return page(found, above=[(text, to) for text, to in asked["above"]])
+    return found.as_dict()
 
 
 if __name__ == "__main__":

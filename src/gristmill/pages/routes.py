@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import functools
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from gristmill.errors import MissingExtra, RunFailed
 from gristmill.observe import units
 from gristmill.observe.tables import clean
 from gristmill.pages import shown
 from gristmill.pages.access import Access
-from gristmill.pages.asking import Asking, Unseen
+from gristmill.pages.asking import PATIENCE_S, Asking, Unseen
 from gristmill.pages.figures import Scrapes
 from gristmill.pages.server import Request, Response
 from gristmill.schedule.contract import RETRY, Run, tick_of
 from gristmill.schedule.entry import Scheduled
 from gristmill.schedule.state import State
 
+GLANCE_S = 3.0  # seconds that a page waits for what is only a part of it: the rest is of more use at once
 SHOWS_LATELY = 12  # of what was told
 REFRESH_S, IDLE_REFRESH_S = 3, 30  # seconds until a page is loaded anew: while something runs, and else
 NEW_CODE = "--accept-code-change"
@@ -32,6 +36,15 @@ _ALWAYS = (
     ("Referrer-Policy", "same-origin"),  # with no-referrer, a browser would not say where a form comes from
     ("Cache-Control", "no-store"),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a sink, or why it is not shown; it may be `soon`."""
+
+    value: Any = None
+    why: str = ""
+    soon: bool = False
 
 
 class Refused(Exception):
@@ -76,7 +89,7 @@ class Pages:
             status = HTTPStatus.SERVICE_UNAVAILABLE if ill else HTTPStatus.OK
             return Response(f"{ill or 'ok'}\n".encode(), status, "text/plain; charset=utf-8")
         if request.method == "GET" and access.is_token(request.query.get("token", "")):
-            return _other(request.target, ("Set-Cookie", access.set_cookie))
+            return _other("/".join(quote(part, safe="") for part in request.path), ("Set-Cookie", access.set_cookie))
         if not access.lets_in(request.header("cookie"), request.header("authorization")):
             raise Refused(
                 HTTPStatus.UNAUTHORIZED,
@@ -138,10 +151,11 @@ class Pages:
     def _jobs(self, state: State) -> Response:
         jobs = shown.jobs(self._source, state)
         going = [job.going for job in jobs if job.going is not None]
-        now = {line.address: self._asked("now", line.run) for line in going}
+        until = time.monotonic() + GLANCE_S
+        now = {line.address: self._asked("now", line.run, wait=max(0.0, until - time.monotonic())) for line in going}
         lately = list(self._source.told())[-SHOWS_LATELY:][::-1]
         return self._page(
-            "jobs.html", jobs=jobs, going=going, now={key: found for key, (found, _) in now.items()},
+            "jobs.html", jobs=jobs, going=going, now={key: found.value for key, found in now.items()},
             troubled=shown.troubled(self._source, state), bad=[job for job in jobs if job.bad], ill=self._source.ill(),
             lately=lately, forecast=self._forecast, refresh=REFRESH_S if going else IDLE_REFRESH_S,
         )  # fmt: skip
@@ -164,35 +178,35 @@ class Pages:
         newest = both[-1]
         line = self._line(run)
         running = any(one.state == "running" for one in both)
-        now, unseen = self._asked("now" if running else "facts", run) if run.begun else (None, "")
+        seen = self._asked("now" if running else "facts", run, wait=GLANCE_S) if run.begun else Seen()
         failed = next((one for one in reversed(both) if one.state == "failed"), None)
         lines = [self._line(one) for one in both]
         return self._page(
-            "run.html", run=run, line=line, lines=lines, running=running, now=now if running else None,
-            facts=None if running else now, unseen=unseen, forecast=self._forecast, told=self._told(run.job),
+            "run.html", run=run, line=line, lines=lines, running=running, now=seen.value if running else None,
+            facts=None if running else seen.value, unseen=seen.why, forecast=self._forecast, told=self._told(run.job),
             failed=None if failed is None else self._line(failed),
             steps=[] if failed is None else shown.steps(failed, self._source.path(run.job), self._source.state),
             failures=sum(one.state == "failed" for one in state.last(run.job, shown.MOST_RUNS)),
             log=[clean(text) for text in shown.log_end(self._source.log_of(newest))],
             log_path=self._source.log_of(newest),
-            refresh=REFRESH_S if running else IDLE_REFRESH_S if newest.state == "due" else 0,
+            refresh=REFRESH_S if running or seen.soon else IDLE_REFRESH_S if newest.state == "due" else 0,
         )  # fmt: skip
 
     def _report(self, state: State, run: Run) -> Response:
         above = [("Jobs", "/"), (run.job, shown.address(run.job)), (self._line(run).of, shown.run_address(run))]
-        found, unseen = self._asked("report", run, above)
-        if unseen:
-            raise Refused(HTTPStatus.BAD_GATEWAY, f"There is no report: {unseen}")
-        return Response(str(found).encode("utf-8", "replace"))
+        seen = self._asked("report", run, above=above)
+        if seen.why:
+            raise Refused(HTTPStatus.BAD_GATEWAY, f"There is no report: {seen.why}")
+        return Response(str(seen.value).encode("utf-8", "replace"))
 
     def _dead(self, state: State, run: Run) -> Response:
-        facts, unseen = self._asked("facts", run)
-        if unseen:
-            raise Refused(HTTPStatus.BAD_GATEWAY, f"The dead letters cannot be shown: {unseen}")
+        seen = self._asked("facts", run)
+        if seen.why:
+            raise Refused(HTTPStatus.BAD_GATEWAY, f"The dead letters cannot be shown: {seen.why}")
         retry = next((self._line(one) for one in state.of(run.job, run.tick) if one.what == RETRY), None)
         busy = retry is not None and retry.run.state in ("due", "running")
         return self._page(
-            "dead.html", run=run, line=self._line(run), facts=facts, retry=retry, busy=busy,
+            "dead.html", run=run, line=self._line(run), facts=seen.value, retry=retry, busy=busy,
             refresh=REFRESH_S if busy else 0,
         )  # fmt: skip
 
@@ -237,16 +251,18 @@ class Pages:
 
     # ---------------------------------------------------------------- parts
 
-    def _asked(self, what: str, run: Run, above: Sequence[tuple[str, str]] = ()) -> tuple[Any, str]:
-        """What is known of the sink of a run, or why it cannot be told."""
+    def _asked(
+        self, what: str, run: Run, *, above: Sequence[tuple[str, str]] = (), wait: float = 2 * PATIENCE_S
+    ) -> Seen:
+        """What is known of the sink of a run."""
         told = self._told(run.job)
         if told is None:
-            return None, f"{run.job} is no job that can be run now, so its sink is not known"
+            return Seen(why=f"{run.job} is no job that can be run now, so its sink is not known")
         tick = run.tick.astimezone(told.schedule.zone).isoformat()
         try:
-            return self._asking.ask(what, self._source.path(run.job), tick, above), ""
+            return Seen(self._asking.ask(what, self._source.path(run.job), tick, above, wait))
         except Unseen as e:
-            return None, str(e)
+            return Seen(why=str(e), soon=e.soon)
 
     def _forecast(self, line: shown.Line, now: Any) -> tuple[str, str]:
         told = self._told(line.run.job)

@@ -35,7 +35,6 @@ class Request:
     query: Mapping[str, str] = field(default_factory=dict)
     form: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    target: str = "/"
 
     def header(self, name: str) -> str:
         """A header's value, "" if there is none."""
@@ -150,7 +149,7 @@ class _Handler(BaseHTTPRequestHandler):
             "GET" if self.command == "HEAD" else self.command,
             tuple(unquote(part) for part in at.path.split("/") if part),
             dict(parse_qsl(at.query)), dict(parse_qsl(body.decode("utf-8", "replace"))),
-            {name.lower(): value for name, value in self.headers.items()}, at.path,
+            {name.lower(): value for name, value in self.headers.items()},
         )  # fmt: skip
         try:
             return self.server.answer(request)
