@@ -150,6 +150,17 @@ def test_a_run_while_it_runs(place: Path) -> None:
         assert "http-equiv" not in done.text
 
 
+def test_what_is_late(place: Path) -> None:
+    """It has to be looked at although it runs; its page says by when it should have been done."""
+    write("n", "good", "slow", "deadline: 2h")
+    with up() as served:
+        found = served.until(lambda page: "running, late" in page.words).words
+        assert "1 thing to look at" in found and "Its deadline, 2026-01-02 01:00 UTC, has passed." in found
+        assert "within 2h" in found
+        page = served.page(f"/job/n.yaml/{TICK}").words
+        assert "It is late Its deadline, 2026-01-02 01:00 UTC, has passed. It goes on until it is done." in page
+
+
 def test_figures_are_those_that_jobs_tell(place: Path) -> None:
     """`/metrics` in Prometheus' own parser: names as those of `metrics:`, a series a job."""
     from prometheus_client.parser import text_string_to_metric_families

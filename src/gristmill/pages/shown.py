@@ -52,6 +52,7 @@ class Line:
     words: str
     address: str
     log: str
+    deadline: str = ""
 
     @property
     def why(self) -> str:
@@ -104,7 +105,7 @@ def _job(
     tick = next_tick(told, now)
     return JobShown(
         name, address(name), when(told.schedule), "" if tick is None else at(tick, told.schedule.zone),
-        "" if tick is None else f"in {rough(tick - now)}", told.deadline or "",
+        "" if tick is None else f"in {rough(tick - now)}", _by(told),
         shown(last), shown(going), shown(waiting),
     )  # fmt: skip
 
@@ -126,7 +127,15 @@ def line(source: Source, run: Run, told: Scheduled | None) -> Line:
     return Line(
         run, at(run.tick, zone), f"{state}{late}", "bad" if run.late and run.state != "done" else tone, took,
         run.reason, words, run_address(run), source.log_of(run),
+        "" if run.deadline is None else at(datetime.fromtimestamp(run.deadline, zone), zone),
     )  # fmt: skip
+
+
+def _by(told: Scheduled) -> str:
+    """By when a job is to be done: `by 06:00`, `within 7h`."""
+    if told.deadline is None:
+        return ""
+    return f"{'by' if ':' in told.deadline else 'within'} {told.deadline}"
 
 
 def _state(run: Run, now: float, zone: tzinfo) -> tuple[str, str]:

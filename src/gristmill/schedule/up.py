@@ -297,7 +297,7 @@ class Up:
             run, more = runs[-1], len(runs) - 1
             what = "it is running" if run.state == "running" else "it is not running"
             end = datetime.fromtimestamp(run.deadline or 0.0, self._zone(run))
-            others = f"; so are {more} earlier runs" if more else ""
+            others = f"; so {'is 1 earlier run' if more == 1 else f'are {more} earlier runs'}" if more else ""
             text = f"{self._named(run)}: late: its deadline ({end:%Y-%m-%d %H:%M %Z}) has passed, and {what}{others}"
             self._happens("late", text, run, deadline=end.isoformat(), earlier=more)
 
