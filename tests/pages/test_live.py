@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -134,6 +135,7 @@ def test_dead_letters_are_shown_and_scored_again(place: Path) -> None:
     assert gm.read("out/n/2026-01-01").count_rows() == 300
 
 
+@pytest.mark.long
 def test_a_run_while_it_runs(place: Path) -> None:
     """How far it is, how fast, when it ends beside its deadline; the page loads itself anew, and then no more."""
     write("n", "good", "slow", 'deadline: "400d"')
@@ -161,6 +163,7 @@ def test_what_is_late(place: Path) -> None:
         assert "It is late Its deadline, 2026-01-02 01:00 UTC, has passed. It goes on until it is done." in page
 
 
+@pytest.mark.long
 def test_figures_are_those_that_jobs_tell(place: Path) -> None:
     """`/metrics` in Prometheus' own parser: names as those of `metrics:`, a series a job."""
     from prometheus_client.parser import text_string_to_metric_families
@@ -169,7 +172,11 @@ def test_figures_are_those_that_jobs_tell(place: Path) -> None:
     write("broken", "many")
     with up() as served:
         ended(served, "good", "broken")
-        families = text_string_to_metric_families(served.page("/metrics").text)
+        first = served.page("/metrics").text
+        assert 'job_name="good.yaml"' in first
+        assert not re.search(r'gristmill_rows{job_name="good.*outcome="ok"} 0.0', first), "not known yet is not 0"
+        text = served.until(lambda page: page.text.count('outcome="ok"') == 2, "/metrics").text
+        families = text_string_to_metric_families(text)
         found = {
             (s.name, s.labels["job_name"], s.labels.get("outcome", "")): s.value for f in families for s in f.samples
         }
@@ -180,6 +187,7 @@ def test_figures_are_those_that_jobs_tell(place: Path) -> None:
     assert ("gristmill_published_timestamp_seconds", "broken.yaml", "") not in found
 
 
+@pytest.mark.long
 def test_no_secret_is_on_any_page(place: Path) -> None:
     """Neither a job's, though its error says it, nor the token; and what a job's file is called is text."""
     write("keyed", "good", text=KEYED)
@@ -238,6 +246,7 @@ def test_other_names_are_not_answered_without_a_token(place: Path) -> None:
         assert found.headers["cache-control"] == "no-store" and found.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.long
 def test_clients_that_hang_slow_nothing(place: Path) -> None:
     """More of them than are let in: the run ends as ever, those beyond are turned away, then pages are answered."""
     write("n", "good", "slow")
@@ -310,6 +319,7 @@ SMALL = """[...document.querySelectorAll('p,span,summary,li,td')]
     .filter(e => parseFloat(getComputedStyle(e).fontSize) < 12).length"""
 
 
+@pytest.mark.long
 @needs_browser
 def test_in_a_real_browser(place: Path) -> None:
     """On a telephone and a screen: nothing scrolls sideways, nothing comes from elsewhere, no script; the retry of dead

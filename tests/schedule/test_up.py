@@ -371,5 +371,5 @@ def test_a_retry_that_somebody_asks_for_waits_for_its_turn(tmp_path: Path) -> No
     assert world.started == [*before, ("n.yaml", "2026-01-01T23:00:00+00:00")]
     said = [one for one in told if one.job]
     assert [one.kind for one in said] == ["started", "done"]
-    assert all("its dead letters" in one.text for one in said)
+    assert all("its dead letters" in one.text and one.fields["what"] == RETRY for one in said)
     assert [one.state for one in runs(folder)] == ["done"] * 3

@@ -13,11 +13,14 @@ from gristmill.pages.shown import Source
 from gristmill.schedule.contract import RUN, Run
 from gristmill.schedule.state import State
 
+OF_SINK = ("rows", "generation", "rows_per_second", "shards", "shards_done", "workers")  # what only sinks tell
 BUDGET_S = 4.0  # seconds of an answer that are spent on looking into sinks: Prometheus waits for 10
 
 
 class Scrapes:
-    """Makes the figures. Those of a run that has ended are looked up in its sink once; of many, some at each answer."""
+    """Makes the figures. Those of a run that has ended are looked up in its sink once; of many, some at each answer,
+    and those that are not known yet are left out.
+    """
 
     def __init__(self, source: Source, asking: Asking) -> None:
         self._source, self._asking = source, asking
@@ -51,6 +54,7 @@ class Scrapes:
             rows, sink.get("rows_total"), float(sink.get("rows_per_second") or 0.0) if going else 0.0,
             int(sink.get("shards_total") or 0), int(sink.get("shards_done") or 0), int(sink.get("workers") or 0),
             max(0.0, end - begun), begun, None if going else run.ended, None if going else run.exit, _published(sink),
+            () if sink else OF_SINK,
         )  # fmt: skip
 
     def _sink(self, run: Run, until: float) -> Mapping[str, Any]:

@@ -326,6 +326,7 @@ class Up:
 
     def _happens(self, kind: str, text: str, of: Run | str = "", **fields: object) -> None:
         if isinstance(of, Run):
-            self._tell(Happening(kind, text, of.job, of.tick, fields))
+            more = {"what": of.what} if of.what == RETRY else {}
+            self._tell(Happening(kind, text, of.job, of.tick, {**fields, **more}))
         else:
             self._tell(Happening(kind, text, of, None, fields))
