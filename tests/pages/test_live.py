@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import re
 import socket
 import time
@@ -270,6 +271,30 @@ def test_clients_that_hang_slow_nothing(place: Path) -> None:
                 assert " done" in served.page().words
                 break
             assert time.monotonic() < end
+
+
+def test_what_is_no_request(place: Path) -> None:
+    """Whatever is sent, it is answered or hung up on, nothing is said on the terminal, and the next one is answered."""
+    noise = random.Random(1)
+    sent = [
+        b"\r\n\r\n", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"GET /" + b"a" * 70_000, b"\x16\x03\x01\x02\x00\x01",
+        b"GET / HTTP/1.1\r\n" + b"X: y\r\n" * 200 + b"\r\n", b"GET //[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /job/%00/%ff%fe/x HTTP/1.1\r\nHost: localhost\r\n\r\n", b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n\r\n\xff\xfe\xfd",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nCookie: \xff=;;;=\r\nAuthorization: Bearer \xff\r\n\r\n",
+        *(noise.randbytes(200) + b"\r\n\r\n" for _ in range(50)),
+    ]  # fmt: skip
+    with up() as served:
+        for data in sent:
+            with contextlib.suppress(ConnectionError), socket.create_connection(("127.0.0.1", served.port)) as one:
+                one.settimeout(20)
+                one.sendall(data)
+                one.shutdown(socket.SHUT_WR)
+                while one.recv(65536):
+                    pass
+        assert "All is well" in served.page().words
+    assert Path("up.log").read_text().count("\n") == 3, Path("up.log").read_text()
 
 
 def test_a_sink_that_cannot_be_read_holds_up_only_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
