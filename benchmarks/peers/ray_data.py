@@ -8,7 +8,7 @@ import ray
 import softmax
 
 source, target = sys.argv[1:]
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
 ray.data.DataContext.get_current().enable_progress_bars = False
 
 

@@ -23,7 +23,7 @@ class Embed:
 
 cores = os.cpu_count() or 1
 # The actors hold a core each; without one more, reading would wait for them, and they for it, for ever.
-ray.init(num_cpus=cores + 1, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
+ray.init("local", num_cpus=cores + 1, logging_level="ERROR", log_to_driver=False, include_dashboard=False)
 ray.data.DataContext.get_current().enable_progress_bars = False
 # Blocks as the file has them would leave one actor without work near the end.
 table = ray.data.read_parquet(source, override_num_blocks=4 * cores)

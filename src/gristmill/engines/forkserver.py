@@ -41,9 +41,11 @@ NAME = "gristmill-fork"  # the process's name
 _SUBREAPER, _IS_SUBREAPER = 36, 37  # prctl(2): PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
 # Prevent numpy and Arrow from starting threads when they are imported.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# Variables that change while programs run and that no library reads on loading; forks are given the current ones.
+# Variables that change while programs run and that no library reads on loading, and those that scikit-learn and torch
+# set when they are imported, here as in a worker; forks are given the current ones.
 _PASSING = re.compile(
-    "_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|PYTEST_CURRENT_TEST|GRISTMILL_(?!FORK).*|[A-Z0-9_]+_(API_KEY|BASE_URL)"
+    "_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|PYTEST_CURRENT_TEST|GRISTMILL_(?!FORK).*|[A-Z0-9_]+_(API_KEY|BASE_URL)|"
+    "KMP_(DUPLICATE_LIB_OK|INIT_AT_FORK)|TORCHINDUCTOR_CACHE_DIR"
 )
 _START = (
     "import sys; sys.path[:0] = {path!r}; from gristmill.process.spawning import die_with; die_with({parent}); "

@@ -137,7 +137,8 @@ class ModelSpec(Protocol):
     describes and opens it (models.contract.ModelKind). All fields count in the fingerprint except those in
     `not_shaping`, which gives the reasons. Fields of these names mean the same in every kind, and are optional:
     `output`, `device`, `dtype`, `backend`, `sha256`, to which the digest of the model's files is fixed, and
-    `keep_prompt`, which a preview sets.
+    `keep_prompt`, which a preview sets. So is `imports`: modules that a worker of it needs, which start no thread
+    when they are imported, so that workers can be forked from a process that has them.
     """
 
     home: ClassVar[str]
@@ -414,6 +415,11 @@ class TorchScriptModel:
         """How errors and reports call it."""
         return f"torchscript {self.model}"
 
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """See ModelSpec."""
+        return ("torch",)
+
 
 @option_fields()
 @dataclass(frozen=True)
@@ -448,6 +454,11 @@ class SklearnModel:
     def name(self) -> str:
         """How errors and reports call it."""
         return f"sklearn {self.model}"
+
+    @property
+    def imports(self) -> tuple[str, ...]:
+        """See ModelSpec: skops imports every kind of estimator that it knows, which takes seconds."""
+        return ("sklearn.base", *(["skops.io"] if self.model.endswith(".skops") else []))
 
 
 # By the key of a job file's `model:` that gives its kind.
