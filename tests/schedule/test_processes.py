@@ -145,7 +145,7 @@ def wait_for(there: object, seconds: float = 60.0) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_week_of_nights_while_up_is_killed(place: Path, seed: int) -> None:
     """SIGKILL at random moments, with real runs below it: each night is published once, and none is skipped."""
-    dice, script = random.Random(seed), str(Path(__file__).parent / "nights.py")
+    dice, script = random.Random(seed), str(Path(__file__).parent / "weekofnights.py")
     began, kills = time.time(), 0
     start, until = "2026-01-01T20:00:00+00:00", "2026-01-08T12:00:00+00:00"
     said: list[str] = []
