@@ -444,6 +444,17 @@ class Bulk:
             )
             await self._course.results.count(batch)
 
+    async def look(self) -> None:
+        """Instead of `add` and `send`, in the event loop: take what batches of earlier attempts were answered by now,
+        for a run that has no batch API. None is sent, and none is waited for.
+        """
+        try:
+            for batch in self._batches:
+                await self._course.left(batch)
+        finally:
+            await self._provided.close()
+            self._done.set()
+
     async def _dropped(self) -> None:
         if self._task is not None and not self._task.done():
             self._task.cancel()
