@@ -109,17 +109,23 @@ class Creation:
 
     async def twins(self, batch: Batch) -> list[str]:
         """The ids of others that are the same as a batch, which is over: what was created before it was, and appeared
-        late. Those that may be so are waited for, not for long. Raises Gone, RunFailed.
+        late. Those that may be so, or somebody else's, are said and waited for, not for long. Raises Gone, RunFailed.
         """
-        until, wait = time.monotonic() + self._provided.desk.limit, POLL
-        while (found := await self._listed(batch)).open and time.monotonic() + wait < until:
+        until, wait, told = time.monotonic() + self._provided.desk.limit, POLL, False
+        while (found := await self._listed(batch)).open:
+            left = until - time.monotonic() - wait
+            if not told or left <= 0:
+                what = "it is waited for" if left > 0 else "it is not waited for any more, and what it takes not counted"
+                say(
+                    f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
+                    f"creation was not answered: only its results tell whose it is ({what}); if it is nobody "
+                    "else's, cancel it at the provider"
+                )
+            if left <= 0:
+                break
+            told = True
             await asyncio.sleep(wait)
             wait = min(SLOWEST, wait * SLOWER)
-        if found.open:
-            say(
-                f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
-                "creation was not answered: whether it is paid for too is told by its results"
-            )
         return [one for one in found.ids if one not in batch.twins]
 
     async def _listed(self, batch: Batch) -> Listed:
