@@ -45,6 +45,8 @@ class Course:
 
     async def through(self, batch: Batch) -> list[Request]:
         """See a batch through. Returns the requests that are to be asked again."""
+        if batch.foreign:
+            return await self._elsewhere(batch)
         try:
             if not batch.id and batch.earlier:
                 batch.id = "" if batch.over else await self._creation.there(batch) or ""
@@ -75,6 +77,16 @@ class Course:
         if state.cancelled and again:
             await self._ended(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
         return again
+
+    async def _elsewhere(self, batch: Batch) -> list[Request]:
+        """Have what a batch of another shard is answered, which sees it through itself."""
+        with contextlib.suppress(Gone):
+            batch.id = batch.id or await self._creation.there(batch) or ""
+            if batch.id:
+                await self.results.whole(batch)
+        batch.found.difference_update(batch.strange)  # that shard finds out whether it is the model
+        batch.strange.clear()
+        return batch.leaves()
 
     async def _twins(self, batch: Batch) -> None:
         """Whether a batch is there twice, as its creation was repeated: what another one takes is paid, and so told."""

@@ -115,7 +115,9 @@ class Creation:
         while (found := await self._listed(batch)).open:
             left = until - time.monotonic() - wait
             if not told or left <= 0:
-                what = "it is waited for" if left > 0 else "it is not waited for any more, and what it takes not counted"
+                what = (
+                    "it is waited for" if left > 0 else "it is not waited for any more, and what it takes not counted"
+                )
                 say(
                     f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
                     f"creation was not answered: only its results tell whose it is ({what}); if it is nobody "
@@ -129,8 +131,11 @@ class Creation:
         return [one for one in found.ids if one not in batch.twins]
 
     async def _listed(self, batch: Batch) -> Listed:
-        elsewhere = noted(await asyncio.to_thread(self._journal.everywhere))
-        others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
+        known = set(self._provided.known)  # all of which are noted by now
+        elsewhere = [other for other in noted(await asyncio.to_thread(self._journal.everywhere)) if other.id]
+        if batch.foreign and (found := [other.id for other in elsewhere if other.name == batch.name]):
+            return Listed(tuple(found))  # its own shard has found it
+        others = frozenset({*known, *(other.id for other in elsewhere)})
         return await self._provided.api.find(self._provided.desk, batch.name, len(batch.digests), batch.since, others)
 
     async def _unlisted(self, batch: Batch, what: str, by: str, still: str) -> NoReturn:

@@ -177,12 +177,12 @@ class Paid:
         self, key: bytes, body: Mapping[str, Any], tokens: float, path: str, bill: Bill
     ) -> dict[str, Any]:
         """A new answer, or what another worker was or is answered. Raises as `ask`."""
-        if (once := self._once) is None:
+        if (once := self.claims()) is None:
             return await self._new(body, tokens, path, bill)
-        if self._renewal is None:
-            self._renewal = asyncio.ensure_future(_renewed(once))
         pause = SOON
         while (found := once.claim(key))[0] == "wait":
+            if bill.bulk is not None and not bill.bulk.done:  # it may be in a batch, for hours
+                raise UnderWay
             await self._asked.ending.sleep(pause)
             pause = min(LOOK, 1.5 * pause)
         what, told = found
@@ -200,6 +200,12 @@ class Paid:
             raise
         once.put(key, reply)
         return reply
+
+    def claims(self) -> Once | None:
+        """See provided.Pays."""
+        if self._once is not None and self._renewal is None:
+            self._renewal = asyncio.ensure_future(_renewed(self._once))
+        return self._once
 
     def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
         if known.cancelled() or known.exception() is not None:
