@@ -84,7 +84,7 @@ POINTS = [("POST files", 1), ("POST batches", 0), ("created", 0), ("created", 1)
 def test_equal_requests_are_paid_once_over_kills(
     server: BatchServer, tmp_path: Path, provider: str, worker: bool
 ) -> None:
-    """The driver with all that it started, or one worker of two, at every point."""
+    """The driver with all that it started, or both workers, at every point."""
     for number, (call, after) in enumerate(POINTS):
         if (provider, call) == ("anthropic", "POST files"):
             continue
@@ -103,8 +103,7 @@ def test_equal_requests_are_paid_once_over_kills(
         assert server.told()["reached"], (call, after, run.communicate())
         time.sleep(0.3)  # what others were doing
         if worker:
-            asleep = [p for p in psutil.Process(run.pid).children(recursive=True) if p.children() == []]
-            for process in asleep:
+            for process in [p for p in psutil.Process(run.pid).children(recursive=True) if not p.children()]:
                 process.kill()
         else:
             os.killpg(run.pid, signal.SIGKILL)

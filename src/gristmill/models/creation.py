@@ -115,9 +115,7 @@ class Creation:
         while (found := await self._listed(batch)).open:
             left = until - time.monotonic() - wait
             if not told or left <= 0:
-                what = (
-                    "it is waited for" if left > 0 else "it is not waited for any more, and what it takes not counted"
-                )
+                what = "it is waited for" if left > 0 else "it is waited for no more, and what it takes not counted"
                 say(
                     f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
                     f"creation was not answered: only its results tell whose it is ({what}); if it is nobody "
