@@ -81,7 +81,7 @@ class Claims:
 
     def release(self) -> None:
         """Nobody is asked here any more."""
-        once = self._provided.paid.claims() if self._held else None
-        for digest in self._held if once is not None else ():
-            once.release(digest)
+        if self._held and (once := self._provided.paid.claims()) is not None:
+            for digest in self._held:
+                once.release(digest)
         self._held.clear()
