@@ -82,6 +82,8 @@ def predict_udf(
     if info.digest and hasattr(spec, "sha256"):
         spec = changed(spec, sha256=info.digest)
     modules, named = _rests_on(spec, info)
+    if registered is not None:
+        named = (*named, *registered.approved)
     shipped = _Shipped(
         spec, info.on_gpu, info.by_tokens, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named
     )

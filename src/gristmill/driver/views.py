@@ -142,7 +142,7 @@ def plan(spec: JobSpec) -> PlanView:
     output = [(n, kind) for n, kind in output if spec.sink is None or n not in spec.sink.drop]
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
-    notes += [f"{r.registered.asked} is {r.registered}"] if r.registered is not None else []
+    notes += [f"{one.asked} is {one}" for one in r.registered]
     if r.more:
         notes.append(
             f"the store's rows were counted; bytes, shards and nulls are by the first {COPIED:,} of them, and a run "

@@ -115,8 +115,7 @@ def _lines(p: Proof) -> list[str]:
     for one in p.inputs:
         lines.append(("input", f"{one.path}, {_where(one)}, digest of what was read {_short(one.digest)}"))
     lines.append(("model", f"{p.model.name}, {_short(p.model.digest) or 'no files'}"))
-    if p.model.registered is not None:
-        lines.append(("version", f"{p.model.registered}, sha256 {_short(p.model.registered.digest)}"))
+    lines += [("version", f"{one}, sha256 {_short(one.digest)}") for one in p.model.named]
     lines.append(("code", f"{_short(p.code)}, of {units.plural(p.code_parts, 'part')}"))
     on = ", ".join(f"{name} {value}" for name, value in p.run.runs_on.items())
     lines.append(("run", f"{p.run.folder} ({p.run.verb}), planned {p.run.planned}, published {p.run.published}; {on}"))
