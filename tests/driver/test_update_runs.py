@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadJob, CorruptStore, GateFailed
+from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged
 
 
 class Asked:
@@ -231,8 +231,12 @@ def upper(batch):
 
 model = gm.model(upper, takes={"text": "string not null"})
 sink = gm.sink("out", keep=["id", "extra"])
-report = gm.Job("in", model, sink, update={"key": ["id"]}, workers=0, shard_rows=50).run()
-print(report.updated, report.shards_resumed)
+job = gm.Job("in", model, sink, update={"key": ["id"]}, workers=0, shard_rows=50)
+if "plan" in sys.argv:
+    print(gm.plan(job))
+else:
+    report = job.run()
+    print(report.updated, report.shards_resumed)
 """
 
 
@@ -292,6 +296,54 @@ def test_gates_hold_an_update_back(tmp_path: Path, asked: Asked) -> None:
     with pytest.warns(gm.GristmillWarning):
         report = job(tmp_path, BY_ID, gates={"min_ok": 0.99}).run(accept=True)
     assert report.rows_dead == 20 and len(rows(tmp_path)) == 80
+
+
+@pytest.mark.parametrize(
+    "sink", [{}, {"partition_by": ["extra"]}, {"files": 1}, {"merge": True}, {"format": "jsonl"}], ids=str
+)
+def test_rows_that_are_gone_are_counted_once(tmp_path: Path, asked: Asked, sink: dict[str, Any]) -> None:
+    """Of ten rows of each key six are gone, however the files of the sink are joined or divided."""
+    for n in (100, 40):
+        made = {"id": [i % 10 for i in range(n)], "extra": [i // 10 % 4 for i in range(n)], "text": ["a"] * n}
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(pa.table(made), tmp_path / "in" / "a.parquet")
+        found = job(tmp_path, BY_ID, sink=sink, gates={"min_rows": 0}).run()
+    assert found.updated == {"kept": 40, "scored": 0, "gone": 60}
+
+
+@pytest.mark.parametrize("ends", ["a gate", "killed"])
+def test_the_first_night_does_not_hold_up_the_next(tmp_path: Path, asked: Asked, ends: str) -> None:
+    """A first run that a gate held back, or that was killed, is given up when the source has changed since; with other
+    code besides, it is refused.
+    """
+    put(tmp_path / "in", "a", range(400), lambda i: "bad" if ends == "a gate" and i < 20 else str(i))
+    put(tmp_path / "in", "b", range(400, 450))
+    strict: dict[str, Any] = {"gates": {"min_ok": 0.99}}
+    (tmp_path / "job.py").write_text(KILLED)
+    if ends == "a gate":
+        with pytest.raises(GateFailed):
+            job(tmp_path, BY_ID, **strict).run()
+    else:
+        (tmp_path / "kill").touch()
+        assert subprocess.run([sys.executable, "job.py"], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    put(tmp_path / "in", "b", range(400, 460))
+    if ends == "killed":
+        plan = [sys.executable, "job.py", "plan"]
+        told = subprocess.run(plan, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert "an unfinished first run over other rows" in told
+        done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "(generation 1, " in done.stderr, done.stderr
+    else:
+        with pytest.raises(PlanChanged, match="unfinished run of a different job"):
+            job(tmp_path, BY_ID, model=gm.model(lower, takes={"text": "string not null"}), **strict).run()
+        put(tmp_path / "in", "a", range(400))
+        assert gm.plan(job(tmp_path, BY_ID, **strict)).problems == []
+        report = job(tmp_path, BY_ID, **strict).run()
+        assert any("(generation 1, 2 of 9 shards done) is given up" in note for note in report.notes), report.notes
+    assert [r["id"] for r in rows(tmp_path)] == list(range(460))
+    if ends == "a gate":
+        put(tmp_path / "in", "b", range(400, 461))
+        assert job(tmp_path, BY_ID, **strict).run().updated == {"kept": 460, "scored": 1, "gone": 0}
 
 
 def test_what_is_refused(tmp_path: Path, asked: Asked) -> None:
