@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.cli.app import main
 from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged
 
 
@@ -296,6 +297,88 @@ def test_gates_hold_an_update_back(tmp_path: Path, asked: Asked) -> None:
     with pytest.warns(gm.GristmillWarning):
         report = job(tmp_path, BY_ID, gates={"min_ok": 0.99}).run(accept=True)
     assert report.rows_dead == 20 and len(rows(tmp_path)) == 80
+
+
+@pytest.mark.parametrize("first", [None, True, {"key": ["extra"]}], ids=str)
+def test_another_key_than_before(tmp_path: Path, asked: Asked, first: Any) -> None:
+    """Files that are taken over as rows come to be told by another key have no record by it: how many rows are gone is
+    told to be unknown, until each was read by it.
+    """
+    put(tmp_path / "in", "a", range(50))
+    put(tmp_path / "in", "b", range(50, 100))
+    job(tmp_path, first).run()
+    put(tmp_path / "in", "b", range(50, 100), lambda i: f"new {i}" if i == 50 else str(i))
+    report = job(tmp_path, BY_ID).run()
+    assert report.updated == {"kept": 50, "scored": 50}
+    assert any("answers are kept only of whole files that are as they were" in note for note in report.notes)
+    put(tmp_path / "in", "b", range(52, 100))
+    assert job(tmp_path, BY_ID).run().updated == {"kept": 98, "scored": 0, "gone": 2}  # the same file is left as it was
+    put(tmp_path / "in", "a", range(1, 50))
+    report = job(tmp_path, BY_ID).run()
+    assert report.updated == {"kept": 48, "scored": 49}
+    assert any("how many rows are gone is not known" in note for note in report.notes)
+    put(tmp_path / "in", "a", range(2, 50))
+    assert job(tmp_path, BY_ID).run().updated == {"kept": 96, "scored": 0, "gone": 1}
+    assert [r["id"] for r in rows(tmp_path)] == [*range(2, 50), *range(52, 100)]
+
+
+def _wider(t: pa.Table) -> pa.Table:
+    return t.set_column(1, "x", t["x"].cast(pa.int64()))
+
+
+@pytest.mark.parametrize(
+    ("takes", "other", "told"),
+    [
+        ({"x": "int64"}, _wider, "column 'x' was int32, is int64"),
+        (None, _wider, "column 'x' was int32, is int64"),
+        (None, lambda t: t.append_column("y", t["x"]), "column 'y' is new"),
+        (None, lambda t: t.select(["x", "id", "z"]), "the columns that answers rest on are in another order"),
+        (None, lambda t: t.drop_columns(["z"]), "answers rested on z, too"),
+        ({"x": "int64"}, lambda t: t.set_column(0, "id", t["id"].cast(pa.int32())), "column 'id' was int64, is int32"),
+    ],
+)
+def test_why_no_answer_is_kept_is_told(tmp_path: Path, takes: Any, other: Any, told: str) -> None:
+    """Where answers rest on other columns, or on other types, a note says so; rows whose key has another type are not
+    told to be gone.
+    """
+    made = pa.table({"id": range(20), "x": pa.array(range(20), pa.int32()), "z": [1] * 20})
+    (tmp_path / "in").mkdir()
+    model = gm.model(_doubled, takes=takes)
+    for table in (made, other(made)):
+        pq.write_table(table, tmp_path / "in" / "a.parquet")
+        report = job(tmp_path, BY_ID, model, sink={"keep": ["id"]}).run()
+    assert {**report.updated, "gone": 0} == {"kept": 0, "scored": 20, "gone": 0} and report.updated.get("gone", 0) == 0
+    assert any(told in note for note in report.notes), report.notes
+    assert ("gone" in report.updated) == ("'id'" not in told)
+
+
+def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"s": batch["x"] * 2}
+
+
+def test_rows_name_the_version_of_the_run(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files approved as another version: all rows of the next result say that one, kept or scored."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud").write_text("!")
+    put(tmp_path / "in", "a", range(50))
+    put(tmp_path / "in", "b", range(50, 100))
+    model = gm.model(Loud, weights="registry:loud@batch", takes={"text": "string"})
+    for version, ids in (("1", range(50)), ("2", range(1, 50))):
+        assert main(["approve", "loud", version, "--for", "batch", "--path", "loud"]) == 0
+        put(tmp_path / "in", "a", ids)
+        report = job(tmp_path, BY_ID, model, sink={"model_version": "by"}).run()
+        assert {row["by"].partition(" ")[0] for row in rows(tmp_path)} == {f"loud/{version}"}
+    assert report.updated == {"kept": 99, "scored": 0, "gone": 1}
+
+
+class Loud:
+    """Adds what is in a file."""
+
+    def __init__(self, weights: str) -> None:
+        self.mark = Path(weights).read_text()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"shout": np.array([text + self.mark for text in batch["text"]])}
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,9 @@ def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
     return [line for line in lines if not line.startswith(("input:", *ROWS))]
 
 
-def told(lines: Sequence[str]) -> str:
-    """Why all rows are scored, as a sentence."""
+def told(lines: Sequence[str], generation: int | None = None) -> str:
+    """Why all rows are scored, or those of one generation, as a sentence."""
     more = f", and {units.plural(len(lines) - 3, 'other difference')}" if len(lines) > 3 else ""
-    return f"no answer is kept, and all rows are scored: {'; '.join(lines[:3])}{more}"
+    what = "no answer is kept, and all rows are scored"
+    what = what if generation is None else f"no answer of generation {generation} is kept"
+    return f"{what}: {'; '.join(lines[:3])}{more}"
