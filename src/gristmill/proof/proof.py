@@ -65,13 +65,13 @@ class Path:
 @dataclass(frozen=True)
 class Proof:
     """What made the answer of a row, and whether that was shown. `row` is as it was published; of a dead letter, whose
-    `outcome` is "dead", it is that. `file` has it as row `number`, counted from 0; None if it is one of its rows.
+    `outcome` is "dead", it is that. "unknown" is a row of the source that may have been left out. `file` has it as row `number`, counted from 0; None if it is one of its rows.
     `joined` is the receipt of that file where the parts of several shards were joined; `code` is the digest of all
     code, which has so many `code_parts`.
     """
 
     sink: str
-    outcome: Literal["answer", "dead"]
+    outcome: Literal["answer", "dead", "unknown"]
     row: Mapping[str, Any] | None
     file: str
     number: int | None
@@ -104,7 +104,7 @@ class Proof:
 
 
 def _lines(p: Proof) -> list[str]:
-    what = "row" if p.outcome == "answer" else "dead"
+    what = {"answer": "row", "dead": "dead", "unknown": "row"}[p.outcome]
     number = "one of its rows" if p.number is None else f"row {units.count(p.number)}"
     told = ", ".join(f"{name}={cell(value, SHOWN)}" for name, value in (p.row or {}).items())
     lines = [
@@ -121,7 +121,9 @@ def _lines(p: Proof) -> list[str]:
     lines.append(("run", f"{p.run.folder} ({p.run.verb}), planned {p.run.planned}, published {p.run.published}; {on}"))
     lines.append(("root", p.root or "none: published by an earlier version"))
     lines += [("note", note) for note in p.notes]
-    lines += [("ok" if check.ok else "WRONG", f"{check.what}: {check.told}") for check in p.checks]
+    for check in p.checks:
+        bad = "unknown" if p.outcome == "unknown" and check.what == "row" else "WRONG"
+        lines.append(("ok" if check.ok else bad, f"{check.what}: {check.told}"))
     return [f"{name:<10}{text}" for name, text in lines] + ["proved" if p.ok else "NOT proved"]
 
 
