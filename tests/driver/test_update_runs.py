@@ -356,6 +356,16 @@ def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {"s": batch["x"] * 2}
 
 
+def test_a_note_stands_once(tmp_path: Path, asked: Asked) -> None:
+    """That a file was touched, and is read again for it, is told once in a report."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID).run()
+    put(tmp_path / "in", "a", range(100), lambda i: str({5: 6, 6: 5}.get(i, i)))
+    report = job(tmp_path, BY_ID).run()
+    assert len([note for note in report.notes if "was touched since it was read" in note]) == 1, report.notes
+    assert len(set(report.notes)) == len(report.notes)
+
+
 def test_rows_name_the_version_of_the_run(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same files approved as another version: all rows of the next result say that one, kept or scored."""
     monkeypatch.chdir(tmp_path)

@@ -54,7 +54,7 @@ def planned(at: Chosen) -> Planned | None:
     """
     if at.updates is None or at.plan is not None or not at.updates.body.rows_ok:
         return None
-    held = Held.by(at.root, at.files, at.log.tell)
+    held = Held.by(at.root, at.files, at.log.tell_once)
     members = held.members(at.updates)
     about = at.updates.body
     lines = updating.differing(members[-1], at.resolved, held)
