@@ -63,8 +63,8 @@ def planned(at: Chosen) -> Planned | None:
         why = lines or ["a column of the result has held nothing but nulls so far, and so has no type"]
         at.log.tell(updating.told(why))
         return None
-    bases, why = _bases(at, members, schema, held)
-    for line in why:
+    bases, left_out = _bases(at, members, schema, held)
+    for line in left_out:
         at.log.tell(line)
     unchanged = _unchanged(at.resolved, members, held)
     table, adopted = _shards(at, bases, unchanged)
@@ -96,8 +96,8 @@ def _schema(r: Resolved, before: pa.Schema, answers: Sequence[str]) -> pa.Schema
 def _bases(
     at: Chosen, members: Sequence[Generation], schema: pa.Schema, held: Held
 ) -> tuple[list[Base], dict[str, None]]:
-    """The generations whose answers hold: scored by this model and code, of columns of these types. And what there is to
-    say of the answers that cannot be kept, or only with whole files.
+    """The generations whose answers hold: scored by this model and code, of columns of these types. And what there is
+    to say of the answers that cannot be kept, or only with whole files.
     """
     r, found, told = at.resolved, [], dict[str, None]()
     for member in members:

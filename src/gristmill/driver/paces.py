@@ -22,8 +22,8 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.files.document import Document
 from gristmill.fingerprint import digests
-from gristmill.process.targets import import_target
 from gristmill.process import machine
+from gristmill.process.targets import import_target
 
 KEPT = 50  # runs, of which the last ones are used; the others are there to be looked at
 

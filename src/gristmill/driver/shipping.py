@@ -46,7 +46,8 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         job.steps, _pinned(r), job.post,
         output,
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
-        files=files, secrets=secret, pins=pins(code), named=(*named_pins(code, secret, r.fingerprint.looked), *r.approved),
+        files=files, secrets=secret, pins=pins(code),
+        named=(*named_pins(code, secret, r.fingerprint.looked), *r.approved),
         held=r.fingerprint.held, run=secrets.token_hex(6), profiled=tuple(job.gates.drift or ()), matching=matching(r),
     )  # fmt: skip
 

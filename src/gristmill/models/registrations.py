@@ -71,7 +71,10 @@ class Found:
                 found,
                 registered=(*found.registered, _registered(version, digests.all, asked)),
                 arguments={**found.arguments, f"files of {what}": digests.all},
-                approved=(*found.approved, Approved(version.path, f"{version.path} ({version.label}, {what})", digests.all, before)),
+                approved=(
+                    *found.approved,
+                    Approved(version.path, f"{version.path} ({version.label}, {what})", digests.all, before),
+                ),
             )
         return replace(found, spec=changed(found.spec, **{name: replace(call, args=args)}))
 

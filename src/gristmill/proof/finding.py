@@ -148,7 +148,7 @@ def spot_of(result: Publication, member: Member, origin: Origin, places: Places 
         return []
     found = [(f, shift) for f, shift in _files_of(result, member, origin.receipt) if f.role == "rows"]
     assert origin.path is not None and origin.position is not None
-    if places is not None and not any(p == origin.path and (origin.position == at).any() for p, at in places):
+    if places is not None and not any(p == origin.path and bool(np.any(at == origin.position)) for p, at in places):
         return []
     numbers = None if places is None else _numbered(result, member, origin.receipt, places)
     if numbers is not None and len(found) == 1 and not _sorted(member):

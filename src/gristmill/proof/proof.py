@@ -65,9 +65,9 @@ class Path:
 @dataclass(frozen=True)
 class Proof:
     """What made the answer of a row, and whether that was shown. `row` is as it was published; of a dead letter, whose
-    `outcome` is "dead", it is that. "unknown" is a row of the source that may have been left out. `file` has it as row `number`, counted from 0; None if it is one of its rows.
-    `joined` is the receipt of that file where the parts of several shards were joined; `code` is the digest of all
-    code, which has so many `code_parts`.
+    `outcome` is "dead", it is that. "unknown" is a row of the source that may have been left out. `file` has it as row
+    `number`, counted from 0; None if it is one of its rows. `joined` is the receipt of that file where the
+    parts of several shards were joined; `code` is the digest of all code, which has so many `code_parts`.
     """
 
     sink: str
