@@ -82,7 +82,7 @@ def predict_udf(
     if info.digest and hasattr(spec, "sha256"):
         spec = changed(spec, sha256=info.digest)
     modules, files = _rests_on(spec, info)
-    named = (*files, *(() if registered is None else registered.approved))
+    named: tuple[Named | Approved, ...] = files if registered is None else (*files, *registered.approved)
     shipped = _Shipped(
         spec, info.on_gpu, info.by_tokens, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named
     )
