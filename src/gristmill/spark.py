@@ -16,7 +16,7 @@ from gristmill.arrow.casts import Lossy, fitted
 from gristmill.arrow.rows import picked
 from gristmill.errors import BadJob, BadModel, BadOutput, MissingExtra, PlanChanged, RunFailed
 from gristmill.fingerprint.loadedmodules import listen, outdated
-from gristmill.fingerprint.pins import Named, Pin, Planned
+from gristmill.fingerprint.pins import Approved, Named, Pin, Planned
 from gristmill.job.options import Auto, spark
 from gristmill.job.specs import ModelSpec, as_model, changed
 from gristmill.models.contract import ModelInfo, Place, Prepared
@@ -81,7 +81,8 @@ def predict_udf(
         )
     if info.digest and hasattr(spec, "sha256"):
         spec = changed(spec, sha256=info.digest)
-    modules, named = _rests_on(spec, info)
+    modules, files = _rests_on(spec, info)
+    named: tuple[Named | Approved, ...] = files if registered is None else (*files, *registered.approved)
     shipped = _Shipped(
         spec, info.on_gpu, info.by_tokens, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named
     )
@@ -158,7 +159,7 @@ class _Shipped:
     rows: int | Auto
     threads: int
     modules: tuple[Pin, ...]
-    named: tuple[Named, ...]
+    named: tuple[Named | Approved, ...]
 
 
 def _udf(shipped: _Shipped) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -98,6 +100,37 @@ def test_a_plan_tells_how_long_and_what_it_costs(tmp_path: Path) -> None:
     assert report.details["on_time"]["foreseen"] > 0
     kept = json.loads((tmp_path / "b/out/_gristmill/paces.json").read_text())["runs"]
     assert [one["rows"] for one in kept] == [300, 300] and kept[1]["foreseen"] > 0
+
+
+def test_functions_of_one_name_are_not_one_job(tmp_path: Path) -> None:
+    """`score` of one script tells nothing of `score` of another, each with a sink of its own."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "job.py").write_text(ONE_NAME)
+        pq.write_table(pa.table({"x": list(range(300))}), tmp_path / name / "in.parquet")
+
+    def foreseen(name: str, *words: str) -> str:
+        command = [sys.executable, "job.py", *words]
+        done = subprocess.run(command, cwd=tmp_path / name, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    assert foreseen("a", "out") == "unknown"
+    assert foreseen("b", "out") == "unknown"
+    assert foreseen("a", "other") == "300"
+
+
+ONE_NAME = """
+import sys
+import gristmill as gm
+
+def score(batch):
+    return {"y": batch["x"]}
+
+job = gm.Job("in.parquet", score, sys.argv[1], workers=0)
+found = job.plan().forecast
+print("unknown" if found is None else int(found.rows))
+job.run()
+"""
 
 
 def test_updates_have_a_pace_of_their_own(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadJob, CorruptStore, GateFailed
+from gristmill.cli.app import main
+from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged
 
 
 class Asked:
@@ -231,8 +232,12 @@ def upper(batch):
 
 model = gm.model(upper, takes={"text": "string not null"})
 sink = gm.sink("out", keep=["id", "extra"])
-report = gm.Job("in", model, sink, update={"key": ["id"]}, workers=0, shard_rows=50).run()
-print(report.updated, report.shards_resumed)
+job = gm.Job("in", model, sink, update={"key": ["id"]}, workers=0, shard_rows=50)
+if "plan" in sys.argv:
+    print(gm.plan(job))
+else:
+    report = job.run()
+    print(report.updated, report.shards_resumed)
 """
 
 
@@ -292,6 +297,146 @@ def test_gates_hold_an_update_back(tmp_path: Path, asked: Asked) -> None:
     with pytest.warns(gm.GristmillWarning):
         report = job(tmp_path, BY_ID, gates={"min_ok": 0.99}).run(accept=True)
     assert report.rows_dead == 20 and len(rows(tmp_path)) == 80
+
+
+@pytest.mark.parametrize("first", [None, True, {"key": ["extra"]}], ids=str)
+def test_another_key_than_before(tmp_path: Path, asked: Asked, first: Any) -> None:
+    """Files that are taken over as rows come to be told by another key have no record by it: how many rows are gone is
+    told to be unknown, until each was read by it.
+    """
+    put(tmp_path / "in", "a", range(50))
+    put(tmp_path / "in", "b", range(50, 100))
+    job(tmp_path, first).run()
+    put(tmp_path / "in", "b", range(50, 100), lambda i: f"new {i}" if i == 50 else str(i))
+    report = job(tmp_path, BY_ID).run()
+    assert report.updated == {"kept": 50, "scored": 50}
+    assert any("answers are kept only of whole files that are as they were" in note for note in report.notes)
+    put(tmp_path / "in", "b", range(52, 100))
+    assert job(tmp_path, BY_ID).run().updated == {"kept": 98, "scored": 0, "gone": 2}  # the same file is left as it was
+    put(tmp_path / "in", "a", range(1, 50))
+    report = job(tmp_path, BY_ID).run()
+    assert report.updated == {"kept": 48, "scored": 49}
+    assert any("how many rows are gone is not known" in note for note in report.notes)
+    put(tmp_path / "in", "a", range(2, 50))
+    assert job(tmp_path, BY_ID).run().updated == {"kept": 96, "scored": 0, "gone": 1}
+    assert [r["id"] for r in rows(tmp_path)] == [*range(2, 50), *range(52, 100)]
+
+
+def _wider(t: pa.Table) -> pa.Table:
+    return t.set_column(1, "x", t["x"].cast(pa.int64()))
+
+
+@pytest.mark.parametrize(
+    ("takes", "other", "told"),
+    [
+        ({"x": "int64"}, _wider, "column 'x' was int32, is int64"),
+        (None, _wider, "column 'x' was int32, is int64"),
+        (None, lambda t: t.append_column("y", t["x"]), "column 'y' is new"),
+        (None, lambda t: t.select(["x", "id", "z"]), "the columns that answers rest on are in another order"),
+        (None, lambda t: t.drop_columns(["z"]), "answers rested on z, too"),
+        ({"x": "int64"}, lambda t: t.set_column(0, "id", t["id"].cast(pa.int32())), "column 'id' was int64, is int32"),
+    ],
+)
+def test_why_no_answer_is_kept_is_told(tmp_path: Path, takes: Any, other: Any, told: str) -> None:
+    """Where answers rest on other columns, or on other types, a note says so; rows whose key has another type are not
+    told to be gone.
+    """
+    made = pa.table({"id": range(20), "x": pa.array(range(20), pa.int32()), "z": [1] * 20})
+    (tmp_path / "in").mkdir()
+    model = gm.model(_doubled, takes=takes)
+    for table in (made, other(made)):
+        pq.write_table(table, tmp_path / "in" / "a.parquet")
+        report = job(tmp_path, BY_ID, model, sink={"keep": ["id"]}).run()
+    assert {**report.updated, "gone": 0} == {"kept": 0, "scored": 20, "gone": 0} and report.updated.get("gone", 0) == 0
+    assert any(told in note for note in report.notes), report.notes
+    assert ("gone" in report.updated) == ("'id'" not in told)
+
+
+def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"s": batch["x"] * 2}
+
+
+def test_a_note_stands_once(tmp_path: Path, asked: Asked) -> None:
+    """That a file was touched, and is read again for it, is told once in a report."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID).run()
+    put(tmp_path / "in", "a", range(100), lambda i: str({5: 6, 6: 5}.get(i, i)))
+    report = job(tmp_path, BY_ID).run()
+    assert len([note for note in report.notes if "was touched since it was read" in note]) == 1, report.notes
+    assert len(set(report.notes)) == len(report.notes)
+
+
+def test_rows_name_the_version_of_the_run(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files approved as another version: all rows of the next result say that one, kept or scored."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loud").write_text("!")
+    put(tmp_path / "in", "a", range(50))
+    put(tmp_path / "in", "b", range(50, 100))
+    model = gm.model(Loud, weights="registry:loud@batch", takes={"text": "string"})
+    for version, ids in (("1", range(50)), ("2", range(1, 50))):
+        assert main(["approve", "loud", version, "--for", "batch", "--path", "loud"]) == 0
+        put(tmp_path / "in", "a", ids)
+        report = job(tmp_path, BY_ID, model, sink={"model_version": "by"}).run()
+        assert {row["by"].partition(" ")[0] for row in rows(tmp_path)} == {f"loud/{version}"}
+    assert report.updated == {"kept": 99, "scored": 0, "gone": 1}
+
+
+class Loud:
+    """Adds what is in a file."""
+
+    def __init__(self, weights: str) -> None:
+        self.mark = Path(weights).read_text()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"shout": np.array([text + self.mark for text in batch["text"]])}
+
+
+@pytest.mark.parametrize(
+    "sink", [{}, {"partition_by": ["extra"]}, {"files": 1}, {"merge": True}, {"format": "jsonl"}], ids=str
+)
+def test_rows_that_are_gone_are_counted_once(tmp_path: Path, asked: Asked, sink: dict[str, Any]) -> None:
+    """Of ten rows of each key six are gone, however the files of the sink are joined or divided."""
+    for n in (100, 40):
+        made = {"id": [i % 10 for i in range(n)], "extra": [i // 10 % 4 for i in range(n)], "text": ["a"] * n}
+        (tmp_path / "in").mkdir(exist_ok=True)
+        pq.write_table(pa.table(made), tmp_path / "in" / "a.parquet")
+        found = job(tmp_path, BY_ID, sink=sink, gates={"min_rows": 0}).run()
+    assert found.updated == {"kept": 40, "scored": 0, "gone": 60}
+
+
+@pytest.mark.parametrize("ends", ["a gate", "killed"])
+def test_the_first_night_does_not_hold_up_the_next(tmp_path: Path, asked: Asked, ends: str) -> None:
+    """A first run that a gate held back, or that was killed, is given up when the source has changed since; with other
+    code besides, it is refused.
+    """
+    put(tmp_path / "in", "a", range(400), lambda i: "bad" if ends == "a gate" and i < 20 else str(i))
+    put(tmp_path / "in", "b", range(400, 450))
+    strict: dict[str, Any] = {"gates": {"min_ok": 0.99}}
+    (tmp_path / "job.py").write_text(KILLED)
+    if ends == "a gate":
+        with pytest.raises(GateFailed):
+            job(tmp_path, BY_ID, **strict).run()
+    else:
+        (tmp_path / "kill").touch()
+        assert subprocess.run([sys.executable, "job.py"], cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    put(tmp_path / "in", "b", range(400, 460))
+    if ends == "killed":
+        plan = [sys.executable, "job.py", "plan"]
+        told = subprocess.run(plan, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        assert "an unfinished first run over other rows" in told
+        done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "(generation 1, " in done.stderr, done.stderr
+    else:
+        with pytest.raises(PlanChanged, match="unfinished run of a different job"):
+            job(tmp_path, BY_ID, model=gm.model(lower, takes={"text": "string not null"}), **strict).run()
+        put(tmp_path / "in", "a", range(400))
+        assert gm.plan(job(tmp_path, BY_ID, **strict)).problems == []
+        report = job(tmp_path, BY_ID, **strict).run()
+        assert any("(generation 1, 2 of 9 shards done) is given up" in note for note in report.notes), report.notes
+    assert [r["id"] for r in rows(tmp_path)] == list(range(460))
+    if ends == "a gate":
+        put(tmp_path / "in", "b", range(400, 461))
+        assert job(tmp_path, BY_ID, **strict).run().updated == {"kept": 460, "scored": 1, "gone": 0}
 
 
 def test_what_is_refused(tmp_path: Path, asked: Asked) -> None:

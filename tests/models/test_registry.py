@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import skops.io
 from sklearn.linear_model import LinearRegression
@@ -119,6 +121,99 @@ def test_text_models_and_arguments_take_names(here):
 
     table = gm.apply(ROWS, fn=size, args={"file": "registry:slope@batch"}, workers=0)
     assert set(table["size"].to_pylist()) == {os.path.getsize(here / named(3))}
+
+
+class Factor:
+    """Multiplies by the number in a file, or in a file of a folder, once it may load."""
+
+    def __init__(self, weights, beside="", wait=""):
+        while wait and not os.path.exists(wait):
+            Path(f"{wait}.loading").touch()
+            time.sleep(0.01)
+        file = weights if os.path.isfile(weights) else os.path.join(weights, "factor.txt")
+        self.factor = float(Path(file).read_text())
+
+    def __call__(self, batch):
+        return {"y": batch["x"] * self.factor}
+
+
+def factor_job(rows=ROWS, update=None, workers=0, **arguments):
+    model = gm.model(Factor, weights="registry:factor@batch", takes={"x": "float64"}, **arguments)
+    pq.write_table(rows, "rows.parquet")
+    sink = gm.sink("out", keep=["id"], model_version="version")
+    return gm.Job("rows.parquet", model, sink, update=update, workers=workers)
+
+
+def put_factor(path, factor, version=None):
+    file = Path(path) if path == "weights" else Path(path, "factor.txt")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(str(factor))
+    if version is not None:
+        approve("factor", version, "--for", "batch", "--path", path)
+
+
+@pytest.mark.parametrize("path", ["weights", "folder"])
+def test_an_argument_is_compared_whatever_its_files_are_called(path):
+    """A model retrained in place and approved anew is another one: refused without update, all scored with it."""
+    put_factor(path, 2, "1")
+    factor_job(update={"key": ["id"]}).run()
+    put_factor(path, 3, "2")
+    with pytest.raises(PlanChanged, match="files of argument weights changed"):
+        factor_job().run()
+    report = factor_job(ROWS.set_column(1, "x", pa.array([1.0, 2.0, 9.0])), update={"key": ["id"]}).run()
+    assert report.updated == {"kept": 0, "scored": 3, "gone": 0}
+    held = gm.read("out").to_table().to_pylist()
+    assert [row["y"] for row in held] == [3.0, 6.0, 27.0]
+    assert all(row["version"].startswith("factor/2 sha256:") for row in held)
+
+
+@pytest.mark.parametrize("path", ["weights", "folder", "link"])
+def test_an_argument_that_is_swapped_as_a_worker_loads_it_is_refused(path):
+    """What is loaded is what was approved: a file, a folder or a link that is another one by then stops the run."""
+    put_factor("folder" if path == "link" else path, 2)
+    if path == "link":
+        os.symlink("folder", "link")
+    approve("factor", "1", "--for", "batch", "--path", path)
+
+    def swap():
+        while not os.path.exists("go.loading"):
+            time.sleep(0.01)
+        if path == "link":
+            put_factor("other", 3)
+            os.symlink("other", "new")
+            os.replace("new", "link")
+        else:
+            put_factor(path, 3)
+        Path("go").touch()
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        with pytest.raises(PlanChanged, match="changed after the run was planned"):
+            factor_job(wait="go").run()
+    finally:
+        Path("go.loading").touch()
+        swapping.join()
+
+
+def test_all_arguments_of_a_registry_are_recorded():
+    """Report, result, proof and the column name each of them, and none is said to be left uncompared."""
+    put_factor("folder", 2, "1")
+    Path("words").mkdir()
+    Path("words/list").write_text("a b")
+    approve("words", "7", "--for", "batch", "--path", "words")
+    report = factor_job(beside="registry:words@batch").run()
+    assert not [note for note in report.notes if "not detected" in note]
+    told = published(os.path.abspath("out")).body.model
+    assert [one.label for one in told.named] == ["factor/1", "words/7"]
+    (version,) = set(gm.read("out").to_table()["version"].to_pylist())
+    assert version.startswith("factor/1 sha256:") and " words/7 sha256:" in version
+    assert "words/7, approved for batch" in str(report)
+    assert "words/7, approved for batch" in str(gm.prove("out", 2, key="id"))
+    Path("words/list").write_text("a b c")
+    approve("words", "8", "--for", "batch", "--path", "words")
+    with pytest.raises(PlanChanged, match="files of argument beside changed"):
+        factor_job(beside="registry:words@batch").run()
 
 
 def test_files_that_are_not_those_approved_are_refused(capsys):

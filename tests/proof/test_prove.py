@@ -35,6 +35,10 @@ def vectors(batch):
     return {"v": [[float(n), 0.0] if n % 20 != BAD else ValueError("seven") for n in batch["n"].tolist()]}
 
 
+def some(row):
+    return [row] if row["n"] < 3 else []
+
+
 def twins(row):
     return [{"n": row["n"], "m": 0}, {"n": row["n"], "m": 1}]
 
@@ -378,6 +382,34 @@ def test_a_result_record_of_a_later_format_is_no_older_one():
     assert body["root"] and body["sealed"][0]["leaves"] == 7
     body.pop("checksum")
     assert Success.load(seal({k: v for k, v in body.items() if k not in ("root", "sealed")}), "x").root is None
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        ({"where": "n < 3"}, {}),
+        ({}, {"steps": [gm.filter("n < 3")]}),
+        ({}, {"steps": [gm.flat_map(some)]}),
+        ({}, {"on_null": "skip", "model": gm.model(fixed, takes={"n": "int64", "lang": "string not null"})}),
+    ],
+    ids=["where", "filter", "flat_map", "skip"],
+)
+def test_a_row_that_may_have_been_left_out_is_not_proved(source, options, capsys):
+    """`FILE:POSITION` of a row that has no answer proves nothing: it is unknown, or none where ids tell that."""
+    pq.write_table(pa.table({"n": range(8), "lang": [None if n == 5 else "de" for n in range(8)]}), "in.parquet")
+    how = {"model": fixed, "shard_rows": 50, "workers": 0, "gates": {"min_ok": 0}, **options}
+    model = how.pop("model")
+    for sink in (gm.sink("plain", keep=["n"]), gm.sink("ids", keep=["n"], row_id="id")):
+        gm.Job(gm.source("in.parquet", **source), model, sink, **how).run()
+    found = gm.prove("plain", "in.parquet:5")
+    assert (found.ok, found.outcome, found.row) == (False, "unknown", None)
+    assert "row: it is one of the " in str(found) and str(found).endswith("NOT proved")
+    assert main(["prove", "plain", "--row", "in.parquet:5"]) == 4
+    if "flat_map" not in str(options):
+        with pytest.raises(BadKey, match="has no row"):
+            gm.prove("ids", "in.parquet:5")
+    there = gm.prove("ids", "in.parquet:1")
+    assert there.ok and there.outcome == "answer" and there.row["n"] == 1
 
 
 def test_only_rows_that_are_there_are_found():

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from simulated import Simulated, run, runs, utc, write
 
-from gristmill.errors import RunFailed, SinkBusy
+from gristmill.errors import BadJob, RunFailed, SinkBusy
 from gristmill.schedule.contract import RETRY, Run
 from gristmill.schedule.held import held
 from gristmill.schedule.jobs import JobFiles
@@ -255,6 +255,49 @@ def test_two_on_one_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_two_on_one_folder_with_states_of_their_own(tmp_path: Path) -> None:
+    """The second is refused, also where neither may write to the folder of jobs, or knows it by another name."""
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    (tmp_path / "link").symlink_to(jobs)
+    jobs.chmod(0o555)
+    for name in (jobs, tmp_path / "link"):
+        with (
+            held(str(jobs), str(tmp_path / "one")),
+            pytest.raises(SinkBusy, match="another gristmill up runs these jobs, with another --state"),
+            held(str(name), str(tmp_path / "other")),
+        ):
+            pass
+    with held(str(jobs), str(tmp_path / "other")):
+        assert list(jobs.iterdir()) == []
+
+
+def test_one_state_for_two_folders(tmp_path: Path) -> None:
+    """The second is refused, as nights of jobs of one name would be taken for each other; a folder that was moved, with
+    its state or without, goes on with it.
+    """
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+
+    def belong(jobs: str, state: str) -> None:
+        with contextlib.closing(State(str(tmp_path / state))) as found:
+            found.belong(str(tmp_path / jobs))
+
+    belong("a", "state")
+    belong("a", "state")
+    with pytest.raises(BadJob, match=r"is the state of the jobs in .*a, .*name a folder of its own"):
+        belong("b", "state")
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    belong("link", "state")
+    belong("a", "a/.gristmill")
+    with pytest.raises(BadJob, match="is the state of the jobs in"):
+        belong("b", "a/.gristmill")
+    (tmp_path / "a").rename(tmp_path / "c")
+    belong("c", "c/.gristmill")
+    (tmp_path / "link").unlink()
+    belong("c", "state")
+
+
 def test_a_full_disk_for_the_state_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line; nothing starts that is not claimed; what ended meanwhile is stored once there is room, and not lost."""
     write(tmp_path)
@@ -277,8 +320,24 @@ def test_a_full_disk_for_the_state_loses_nothing(tmp_path: Path, monkeypatch: py
 def test_a_state_that_cannot_be_opened(tmp_path: Path) -> None:
     """Told with the path and the way out."""
     (tmp_path / "up.sqlite").write_text("no database, whatever its name says" * 100)
-    with pytest.raises(RunFailed, match=r"up\.sqlite: the state cannot be opened \(file is not a database\)"):
+    with pytest.raises(RunFailed, match=r"up\.sqlite: the state is damaged \(file is not a database\): move it away"):
         State(str(tmp_path))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFailed, match=r"up\.sqlite: the state cannot be opened"):
+        State(str(tmp_path / "file"))
+
+
+def test_a_state_that_is_damaged_while_it_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told as such, with the way out: more space would not help."""
+    write(tmp_path)
+
+    def change(self: State) -> Any:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    monkeypatch.setattr(State, "_change", change)
+    told = run(tmp_path, Simulated(utc("2026-01-01T12:00"), takes=3600), "2026-01-02T12:00")
+    (one,) = [happened for happened in told if happened.kind == "state"]
+    assert "the state is damaged (database disk image is malformed): move it away" in one.text
 
 
 def test_when_summer_time_begins_and_ends(tmp_path: Path) -> None:

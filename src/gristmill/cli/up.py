@@ -146,6 +146,7 @@ def _run(files: Any, where: str, once: bool, given: dict[str, Any], at: tuple[An
     since = since.replace(tzinfo=timezone.utc) if since is not None and since.tzinfo is None else since
     lately: deque[tuple[datetime, Any]] = deque(maxlen=50)
     with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["events"], lately) as tell:
+        state.belong(files.folder)
         told = Up(
             files, state, world, tell, at_once=given["most"], since=since,
             words=lambda run: last_words(world.log_of(run)),
@@ -222,6 +223,7 @@ def _again(files: Any, where: str, names: tuple[str, ...]) -> int:
 
     found = files.read(datetime.now(timezone.utc))
     with contextlib.closing(State(where)) as state:
+        state.belong(files.folder)
         for name in names:
             job = os.path.basename(name)
             if job not in found.jobs:

@@ -43,13 +43,19 @@ class Claim(Document, what="claim of a generation"):
 @dataclass(frozen=True)
 class ModelRecord:
     """The model of a result: name, digest of its files, and the version that `model_version` writes; what the registry
-    says of it that names it, if one does.
+    says of it that names it, if one does, and of `others` that are arguments beside it.
     """
 
     name: str
     digest: str
     version: str
     registered: Registered | None = None
+    others: tuple[Registered, ...] = ()
+
+    @property
+    def named(self) -> tuple[Registered, ...]:
+        """All that a registry names."""
+        return () if self.registered is None else (self.registered, *self.others)
 
 
 @dataclass(frozen=True, kw_only=True)

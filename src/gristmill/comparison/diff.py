@@ -174,10 +174,11 @@ def _columns(a: Side, b: Side) -> Iterator[str]:
 
 def _jobs(a: Publication, b: Publication) -> Iterator[str]:
     """What differs of model, options and code."""
-    one, other = (r.body.model.registered for r in (a, b))
-    if (one and one.label) != (other and other.label):
-        yield f"model: was {one or a.body.model.name}, is {other or b.body.model.name}"
-    elif one is None and a.body.model.name != b.body.model.name:
+    one, other = (r.body.model.named for r in (a, b))
+    if [m.label for m in one] != [m.label for m in other]:
+        was, now = (" and ".join(map(str, r.body.model.named)) or r.body.model.name for r in (a, b))
+        yield f"model: was {was}, is {now}"
+    elif not one and a.body.model.name != b.body.model.name:
         yield f"model: was {a.body.model.name}, is {b.body.model.name}"
     yield from digests.between(a.body.fingerprint, b.body.fingerprint)
 

@@ -91,10 +91,10 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
 def _choice(at: Opened) -> selection.Choice:
     here, v = (at.files, at.root, at.sink.uri, at.resolved), at.verbs
     if v.retry:
-        return retrying.choose(*here, accept_code_change=v.accept_code_change, tell=at.log.tell)
+        return retrying.choose(*here, accept_code_change=v.accept_code_change, tell=at.log.tell_once)
     if at.spec.update is not None and not v.restart:
-        return updating.choose(*here, append=at.appends, accept=v.accept, tell=at.log.tell)
-    return selection.choose(*here, restart=v.restart, append=at.appends, accept=v.accept, tell=at.log.tell)
+        return updating.choose(*here, append=at.appends, accept=v.accept, tell=at.log.tell_once)
+    return selection.choose(*here, restart=v.restart, append=at.appends, accept=v.accept, tell=at.log.tell_once)
 
 
 def _on_backend(

@@ -108,7 +108,8 @@ def _digests(body: Success) -> Iterator[tuple[str, str]]:
         yield "model version", body.model.version
     if body.fingerprint.inputs:
         yield "data", body.fingerprint.inputs
-    yield from ((f"model file {name}", digest) for name, digest in sorted(body.fingerprint.model.items())[:20])
+    for name, digest in sorted(body.fingerprint.model.items())[:20]:
+        yield name if name.startswith("files of ") else f"model file {name}", digest
     yield from ((f"code {name}", digest) for name, digest in sorted(body.fingerprint.code.items())[:40])
     yield from ((f"option {name}", text[:MOST_TEXT]) for name, text in sorted(body.fingerprint.options.items()))
 

@@ -38,13 +38,14 @@ Place = tuple[int, int, int]  # file, start and stop of a range
 @dataclass(frozen=True)
 class Base:
     """A generation of the result before whose answers hold, with its plan and receipts. With `whole`, what it wrote is
-    what this job would write, so that shards can be taken over.
+    what this job would write, so that shards can be taken over; with `by_row`, rows are told as this job tells them.
     """
 
     generation: Generation
     plan: Plan
     done: Mapping[int, Receipt]
     whole: bool
+    by_row: bool
 
 
 def planned(at: Chosen) -> Planned | None:
@@ -53,7 +54,7 @@ def planned(at: Chosen) -> Planned | None:
     """
     if at.updates is None or at.plan is not None or not at.updates.body.rows_ok:
         return None
-    held = Held.by(at.root, at.files, at.log.tell)
+    held = Held.by(at.root, at.files, at.log.tell_once)
     members = held.members(at.updates)
     about = at.updates.body
     lines = updating.differing(members[-1], at.resolved, held)
@@ -62,7 +63,9 @@ def planned(at: Chosen) -> Planned | None:
         why = lines or ["a column of the result has held nothing but nulls so far, and so has no type"]
         at.log.tell(updating.told(why))
         return None
-    bases = list(_bases(at, members, schema, held))
+    bases, left_out = _bases(at, members, schema, held)
+    for line in left_out:
+        at.log.tell(line)
     unchanged = _unchanged(at.resolved, members, held)
     table, adopted = _shards(at, bases, unchanged)
     kept = _index(at, bases)
@@ -90,25 +93,63 @@ def _schema(r: Resolved, before: pa.Schema, answers: Sequence[str]) -> pa.Schema
     return r.sink_format.stored(pa.Table.from_batches([], pa.schema(fields)), sink.options)
 
 
-def _bases(at: Chosen, members: Sequence[Generation], schema: pa.Schema, held: Held) -> Iterator[Base]:
-    """The generations whose answers hold: scored by this model and code, of columns of these types."""
-    r = at.resolved
+def _bases(
+    at: Chosen, members: Sequence[Generation], schema: pa.Schema, held: Held
+) -> tuple[list[Base], dict[str, None]]:
+    """The generations whose answers hold: scored by this model and code, of columns of these types. And what there is
+    to say of the answers that cannot be kept, or only with whole files.
+    """
+    r, found, told = at.resolved, [], dict[str, None]()
     for member in members:
         plan = generations.read_plan(member)
-        if updating.differing(member, r, held) or not _read_alike(plan, r):
+        other = updating.differing(member, r, held) or _other_types(plan, r)
+        if other:
+            told[updating.told(other, member.number if len(members) > 1 else None)] = None
             continue
-        done = receipts.standing(member.receipts, at.files)
-        same = decode_schema(plan.about.output_schema).equals(schema)
-        yield Base(member, plan, done, same and member.kind != "retry-dead" and not at.sink.joins)
+        whole = member.kind != "retry-dead" and not at.sink.joins and _writes(at, plan, schema)
+        if apart := _other_rows(plan, r):
+            files = "answers are kept only of whole files that are as they were: "
+            told[f"{files}{apart}" if whole else updating.told([apart])] = None
+        found.append(Base(member, plan, receipts.standing(member.receipts, at.files), whole, not apart))
+    return found, told
 
 
-def _read_alike(plan: Plan, r: Resolved) -> bool:
-    """Whether a plan's rows had columns of the types that answers rest on now."""
-    now = shipping.matched(r)
+def _writes(at: Chosen, plan: Plan, schema: pa.Schema) -> bool:
+    """Whether what a plan's shards wrote is what this job would write of the same rows, with the same version."""
+    r, about = at.resolved, plan.about
+    named = at.sink.model_version is None or about.model.version == shipping.model_version(r)
+    alike = about.fingerprint.options == r.fingerprint.stored().options
+    return named and alike and decode_schema(about.output_schema).equals(schema)
+
+
+def _other_types(plan: Plan, r: Resolved) -> list[str]:
+    """Columns that answers rest on now and that a plan's rows did not have, or with another type."""
+    now, then = shipping.matched(r), decode_schema(plan.about.reads.schema)
     assert now is not None
-    then = decode_schema(plan.about.reads.schema)
-    kinds = dict(now.kinds)
-    return all(n in then.names and str(then.field(n).type) == str(r.schema.field(n).type) for n in kinds)
+    lines = []
+    for name, _ in now.kinds:
+        kind = r.schema.field(name).type
+        if name not in then.names:
+            lines.append(f"column {name!r} is new")
+        elif str(then.field(name).type) != str(kind):
+            lines.append(f"column {name!r} was {then.field(name).type}, is {kind}")
+    return lines
+
+
+def _other_rows(plan: Plan, r: Resolved) -> str:
+    """Why the rows of a plan cannot be told from each other as this job tells them; "" if they can."""
+    then, now = plan.about.matched, shipping.matched(r)
+    assert now is not None
+    if then == now:
+        return ""
+    if then is None:
+        return "the result before was made without update, which records its rows"
+    if then.key != now.key:
+        was, is_now = (", ".join(m.key) or "the place of a row in its file" for m in (then, now))
+        return f"the key of update was {was}, is {is_now}"
+    if gone := [n for n in then.columns if n not in now.columns]:
+        return f"answers rested on {', '.join(gone)}, too"
+    return "the columns that answers rest on are in another order"
 
 
 def _unchanged(r: Resolved, members: Sequence[Generation], held: Held) -> set[str]:
@@ -171,7 +212,7 @@ def _adoptable(
     number = {f.file.path: i for i, f in enumerate(at.resolved.files)}
     found: dict[tuple[int, int], tuple[list[Place], Base, int]] = {}
     for base in bases:
-        if not base.whole or base.plan.about.fingerprint.options != at.resolved.fingerprint.stored().options:
+        if not base.whole:
             continue
         torn = {x.shard for x in receipts.lost(at.files, at.root, base.generation.work, base.done.values())}
         for n, done in base.done.items():
@@ -235,8 +276,7 @@ def _after(todo: Sequence[Any], ranges: Sequence[Place]) -> list[Any] | None:
 
 def _index(at: Chosen, bases: Sequence[Base]) -> dict[str, TableRecord]:
     """The index of all answers that may be kept row by row; nothing if no generation has told them apart so."""
-    now = shipping.matched(at.resolved)
-    told = [(b.generation, x) for b in bases if b.plan.about.matched == now for x in b.done.values()]
+    told = [(b.generation, x) for b in bases if b.by_row for x in b.done.values()]
     shelves = [s for s in (_shelf(*each) for each in told) if s is not None]
     return keptindex.build(at.files, at.generation.folder, shelves) if shelves else {}
 
@@ -271,7 +311,11 @@ def adopt(at: Planned) -> None:
     todo = [row for row in rows.to_pylist() if row["shard"] not in here]
     known = {g.number: g for g in generations.generations(at.root, at.files)}
     done = {n: receipts.standing(known[n].receipts, at.files) for n in {row["generation"] for row in todo}}
-    taken = [_taken(at, known[x["generation"]], done[x["generation"]][x["of"]], x["shard"]) for x in todo]
+    alike = {n: generations.read_plan(known[n]).about.matched == at.plan.about.matched for n in done}
+    taken = []
+    for x in todo:
+        n, receipt = x["generation"], done[x["generation"]][x["of"]]
+        taken.append(_taken(at, known[n], receipt if alike[n] else _unrecorded(receipt), x["shard"]))
     at.files.settle([join(at.root, p.work) for x in taken for p in _all_parts(x)])
     for receipt in taken:
         receipts.commit(at.files, at.generation.receipts, receipt)
@@ -279,6 +323,11 @@ def adopt(at: Planned) -> None:
 
 def _all_parts(receipt: Receipt) -> list[Part]:
     return [*receipt.parts, *(p for p in (receipt.fates, receipt.answers) if p is not None)]
+
+
+def _unrecorded(receipt: Receipt) -> Receipt:
+    """A receipt without what it says of its rows, which this job tells in another way."""
+    return replace(receipt, fates=None, answers=None)
 
 
 def _taken(at: Planned, of: Generation, receipt: Receipt, number: int) -> Receipt:
@@ -300,9 +349,14 @@ def _taken(at: Planned, of: Generation, receipt: Receipt, number: int) -> Receip
     beside, into = (receipt.fates, receipt.answers), fates.folder(g.folder)
     named = (f"{number:07d}.{nonce}.arrow", f"{number:07d}.{nonce}.answers.arrow")
     told = [None if p is None else linked(p, into, name) for p, name in zip(beside, named, strict=True)]
-    counts = Counts(*receipt.counts)
-    rows = counts.rows_in - counts.filtered if receipt.fates is None else receipt.fates.rows
+    rows = _source_rows(receipt)
     figures = {n: v for n, v in receipt.figures.items() if n.startswith("input:")} | {KEPT: float(rows), SCORED: 0.0}
     return replace(
         receipt, shard=number, nonce=nonce, parts=parts, figures=figures, fates=told[0], answers=told[1], version=0
     )
+
+
+def _source_rows(receipt: Receipt) -> int:
+    """How many rows of the source a shard has, without those that conditions have left out."""
+    counts = Counts(*receipt.counts)
+    return counts.rows_in - counts.filtered if receipt.fates is None else receipt.fates.rows

@@ -151,8 +151,8 @@ def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[
         c.log.hide(secrets_in(r.model))
         for note in r.warnings:
             c.log.note("warning", note)
-        if r.registered is not None:
-            c.log.tell(f"{r.registered.asked} is {r.registered}: sha256 {r.registered.digest[:12]}…")
+        for one in r.registered:
+            c.log.tell(f"{one.asked} is {one}: sha256 {one.digest[:12]}…")
         if r.nulls_given:
             c.log.tell(r.nulls_given)
         # The result that a stopped run had published; if it cannot be read, --restart replaces it.

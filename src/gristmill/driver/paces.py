@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,8 +22,8 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.files.document import Document
 from gristmill.fingerprint import digests
-from gristmill.job.secret import SEALED
 from gristmill.process import machine
+from gristmill.process.targets import import_target
 
 KEPT = 50  # runs, of which the last ones are used; the others are there to be looked at
 
@@ -78,15 +80,26 @@ def _of_machine(r: Resolved) -> Paces:
 
 def _note(r: Resolved) -> Path:
     """The file of the cache for this job, whichever rows it is run over: a model that was trained again, or code that
-    was mended, is still as fast as before.
+    was mended, is still as fast as before. Functions are told apart by name and file.
     """
     from gristmill.fingerprint.diskcache import cache_folder
 
     about: Mapping[str, Any] = {
         "model": [type(r.job.model).__name__, r.job.model.name],
         "options": {k: v for k, v in r.fingerprint.options.items() if not k.startswith(("sink.", "model.sha256"))},
-        "code": sorted(n for n, d in r.fingerprint.code.items() if not d.startswith(SEALED) and " " not in n),
+        "code": _callables(r),
         "place": [r.place.device, r.place.backend, r.job.engine.name, r.workers, len(r.gpus)],
         "machine": machine.name(),
     }
     return cache_folder() / "paces" / f"{digests.digest_of(json.dumps(about, sort_keys=True))[:40]}.json"
+
+
+def _callables(r: Resolved) -> list[tuple[str, str]]:
+    """The functions and classes of a job, and the file of each; the current folder for what is typed in a session."""
+    calls = [r.info.call, *(step.call for step in (*r.job.steps, *r.job.post))]
+    found = []
+    for target in [call.target for call in calls if call is not None]:
+        code = import_target(target) if isinstance(target, str) else target
+        file = getattr(sys.modules.get(getattr(code, "__module__", "")), "__file__", None)
+        found.append((getattr(code, "__qualname__", type(code).__qualname__), os.path.realpath(file or os.getcwd())))
+    return found

@@ -22,6 +22,7 @@ from gristmill.engines.contract import Room
 from gristmill.errors import BadJob, BadModel, BadSource, GateFailed, GristmillError
 from gristmill.fingerprint import digests as fingerprint
 from gristmill.fingerprint.digests import Fingerprint
+from gristmill.fingerprint.pins import Approved
 from gristmill.job.job import HELD, JobSpec, Sink, Source
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import reveal
@@ -98,7 +99,8 @@ class Resolved:
     pins: tuple[Pin, ...] = ()  # where a source that is a store is read, and what of it was copied
     more: int = 0  # rows of a store that were counted, and not copied: planned alone
     skipped: tuple[str, ...] = ()  # files left out because they cannot be read, with the reason
-    registered: Registered | None = None  # the model, if a registry names it
+    registered: tuple[Registered, ...] = ()  # the models that a registry names
+    approved: tuple[Approved, ...] = ()  # the files of those that arguments are
 
     @property
     def bytes(self) -> int:
@@ -260,11 +262,10 @@ def _described(
         jobcolumns.check_steps(job, schema)
         jobcolumns.check_update(job, schema)
     named = registrations.found(job.model)
-    located = job.model if named is None else named.spec
-    model, warned = models.resolve(located), (*models.remarks(located), *registrations.moving(job.model))
+    named = named or registrations.Found(job.model)
+    model, warned = models.resolve(named.spec), (*models.remarks(named.spec), *registrations.moving(job.model))
     info = models.describe(model, None if blank else jobcolumns.widened(schema, job))
-    if named is not None:
-        named.check_loaded(info.digests)
+    named.check_loaded(info.digests)
     jobcolumns.check_on_null(job, info, schema)
     keep = jobcolumns.kept_columns(replace(job, sink=None) if blank else job, info, schema)
     columns = jobcolumns.read_columns(job, info, keep, schema)
@@ -284,6 +285,7 @@ def _described(
     dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
     place = Place(at.device, dtype, 1, backend, keep_nulls=job.nulls == "keep")
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads, written)
+    identity = fingerprint.of_approved(identity, named.arguments, [one.name for one in named.approved])
     if source_format.written:
         text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
         identity = replace(identity, texts=tuple(sorted(text)))
@@ -296,7 +298,8 @@ def _described(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, at.gpus, identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen, at.note])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
-        more=more, skipped=tuple(skipped), registered=None if named is None else named.registered,
+        more=more, skipped=tuple(skipped), registered=named.registered,
+        approved=named.approved,
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, at.workers)

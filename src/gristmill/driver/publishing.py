@@ -69,6 +69,7 @@ def published(s: Scored) -> Published:
         _audited(s, whole)
     s.refuse_late()
     done = {r.shard: r for r in s.receipts}
+    updated = updatecounts.counted(s)  # by the shards' own receipts: joined ones are of files
     if s.sink.joins:
         from gristmill.commit.merge import Joining
 
@@ -91,7 +92,6 @@ def published(s: Scored) -> Published:
         live.append(publish.manifest(s.generation, s.receipts, whole.live))
     whole = replace(whole, live=live)
     compared.keep(s.generation)
-    updated = updatecounts.counted(s)
     record = _sealed(s, _record(s, whole, reducer, updated), done)
     publish.publish(s.generation, record, whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite, s.files)

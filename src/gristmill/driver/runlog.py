@@ -70,6 +70,11 @@ class RunLog:
         """Report something worth a line that is not a warning."""
         self.note("info", text)
 
+    def tell_once(self, text: str) -> None:
+        """As `tell`, but not what was told before."""
+        if self.scrubbed(text) not in self.notes:
+            self.tell(text)
+
     def say(self, **changes: Any) -> None:
         """Report progress, given what has changed; at most ten times a second within a phase."""
         phase = self._now.phase

@@ -46,7 +46,8 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         job.steps, _pinned(r), job.post,
         output,
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
-        files=files, secrets=secret, pins=pins(code), named=named_pins(code, secret, r.fingerprint.looked),
+        files=files, secrets=secret, pins=pins(code),
+        named=(*named_pins(code, secret, r.fingerprint.looked), *r.approved),
         held=r.fingerprint.held, run=secrets.token_hex(6), profiled=tuple(job.gates.drift or ()), matching=matching(r),
     )  # fmt: skip
 
@@ -129,15 +130,16 @@ def runs_on(r: Resolved) -> RunsOn:
 
 def model_record(r: Resolved) -> ModelRecord:
     """What a plan records of the model."""
-    return ModelRecord(r.job.model.name, r.info.digest, model_version(r), r.registered)
+    first, *others = r.registered or (None,)
+    return ModelRecord(r.job.model.name, r.info.digest, model_version(r), first, tuple(others))
 
 
 def model_version(r: Resolved) -> str:
     """The model's version: the digest of its files; of its code if it has no files; of both if its files name code. Of
     one that a registry names, its name there, its version, and the digest that was approved, before that of code.
     """
-    if r.registered is not None:
-        named = f"{r.registered.label} sha256:{r.registered.digest}"
+    if r.registered:
+        named = " ".join(f"{one.label} sha256:{one.digest}" for one in r.registered)
         return f"{named} code:{_version(r)}" if r.info.code or r.info.call else named
     return _version(r)
 

@@ -80,8 +80,11 @@ def _so_far(at: Chosen, sums: Tallied) -> Report:
     )
 
 
-def _registered(model: Registered | None) -> dict[str, Any]:
-    return {} if model is None else {"registered": vars(model)}
+def _registered(models: Sequence[Registered]) -> dict[str, Any]:
+    if not models:
+        return {}
+    others = [vars(one) for one in models[1:]]
+    return {"registered": vars(models[0]), **({"registered_too": others} if others else {})}
 
 
 def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
@@ -144,7 +147,7 @@ def untouched(at: Opened) -> Report:
         notes=tuple(at.log.notes),
         skipped=tuple(body.skipped),
         format=body.sink_format,
-        details={**_registered(body.model.registered), "root": body.root},
+        details={**_registered(body.model.named), "root": body.root},
     )
 
 

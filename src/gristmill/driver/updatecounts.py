@@ -11,6 +11,7 @@ from gristmill.arrow.spilling import apart, spilling
 from gristmill.commit import fates
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
+from gristmill.commit.documents import Matched
 from gristmill.commit.fates import KEPT, SCORED
 from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication, published
@@ -19,6 +20,7 @@ from gristmill.driver.scoring import Scored
 from gristmill.driver.selection import Held
 from gristmill.errors import CorruptStore
 
+UNKNOWN = "how many rows are gone is not known"
 MEMORY = "256MB"  # of DuckDB, to count the rows that are gone
 
 
@@ -36,14 +38,16 @@ def counted(s: Scored) -> dict[str, int]:
 
 def _gone(s: Scored, before: Publication) -> int | None:
     members = [g for g in Held.by(s.root, s.files).members(before) if g.kind != "retry-dead"]
-    now = s.plan.about.matched
     old: list[tuple[Generation, Receipt]] = []
     for member in members:
-        then = generations.read_plan(member).about.matched
-        if then is None or now is None or then.key != now.key:
+        if not _same_key(generations.read_plan(member).about.matched, s.plan.about.matched):
+            s.log.tell(f"{UNKNOWN}: the rows before were not told by the same key")
             return None
         old += [(member, x) for x in receipts.standing(member.receipts, s.files).values()]
     new = [(s.generation, x) for x in s.receipts]
+    if _unrecorded(old) != _unrecorded(new):
+        s.log.tell(f"{UNKNOWN}: files that were taken over as they were have no record of their rows by this key")
+        return None
     both = Counter(_digests(old)) & Counter(_digests(new))  # shards that were taken over
     schema = pa.schema([("key", pa.uint64())])
 
@@ -65,8 +69,22 @@ def _gone(s: Scored, before: Publication) -> int | None:
     try:
         return _fewer(keys(old), keys(new))
     except CorruptStore as e:
-        s.log.tell(f"how many rows are gone is not known: {e}")
+        s.log.tell(f"{UNKNOWN}: {e}")
         return None
+
+
+def _same_key(then: Matched | None, now: Matched | None) -> bool:
+    """Whether both tell rows by the same columns, of the same types."""
+    if then is None or now is None or then.key != now.key:
+        return False
+    old, new = dict(then.kinds), dict(now.kinds)
+    return all(old[name] == new[name] for name in now.key)
+
+
+def _unrecorded(of: Sequence[tuple[Generation, Receipt]]) -> Counter[tuple[str, ...]]:
+    """Shards whose rows were not recorded, by what they have read and written."""
+    some = [x for _, x in of if x.fates is None and x.counts[0] > x.counts[2]]  # more rows than `where` has left out
+    return Counter((*x.read, *(p.sha256 for p in x.parts)) for x in some)
 
 
 def _digests(of: Sequence[tuple[Generation, Receipt]]) -> list[str]:

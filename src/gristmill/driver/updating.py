@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gristmill.commit import generation as generations
+from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.driver.planning import Resolved
 from gristmill.driver.selection import Choice, Held, chosen, compared
@@ -23,8 +25,9 @@ ROWS = (
 def choose(
     files: Files, root: str, uri: str, r: Resolved, *, append: bool, accept: bool, tell: Callable[[str], None]
 ) -> Choice:
-    """Go on with an unfinished run of the same job over the same source; begin an update where anything differs. Raises
-    PlanChanged if there is no result yet, and an unfinished run of something else.
+    """Go on with an unfinished run of the same job over the same source; begin an update where anything differs. Where
+    there is no result yet, an unfinished run of the job over other rows is given up, and PlanChanged is raised for one
+    of something else.
     """
     if append:
         raise BadJob(
@@ -38,7 +41,9 @@ def choose(
             return found
     except PlanChanged:
         if held.latest is None:
-            raise
+            if not _of_other_rows(held, r):
+                raise
+            return _begun_anew(held, held.known(r))
     latest = held.latest
     if latest is None:  # the files that appeared since are for the next run
         return found
@@ -47,10 +52,31 @@ def choose(
     return Choice(generation, False, r, updates=latest)
 
 
+def _of_other_rows(held: Held, r: Resolved) -> bool:
+    """Whether a sink without a result has a run that is unfinished, of this job but for the rows of its source."""
+    begun = held.unfinished
+    return begun is not None and begun.planned and not differing(begun, held.known(r), held)
+
+
+def _begun_anew(held: Held, r: Resolved) -> Choice:
+    begun = held.unfinished
+    assert begun is not None
+    done, shards = len(receipts.listed(begun.receipts, begun.files)), len(generations.read_plan(begun).shards)
+    claimed = held.claim("new", r)
+    held.tell(
+        f"the source is not as it was when the first run here began: that run (generation {begun.number}, {done} of "
+        f"{units.plural(shards, 'shard')} done) is given up, and all rows are scored"
+    )
+    return Choice(claimed, False, r)
+
+
 def foreseen(held: Held, r: Resolved) -> str:
-    """What an update would find in a sink with a result that is not of this source as it is, as a line. Nothing is
-    claimed or written.
+    """What an update would find in a sink that is not of this source as it is, as a line; "" if it is refused. Nothing
+    is claimed or written.
     """
+    if held.latest is None:
+        other = "an unfinished first run over other rows of the source, which a run gives up to score all rows"
+        return other if _of_other_rows(held, r) else ""
     lines = differing(held.members()[-1], held.known(r), held)
     if lines:
         return f"a result, which a run makes anew: {told(lines)}"
@@ -65,7 +91,9 @@ def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
     return [line for line in lines if not line.startswith(("input:", *ROWS))]
 
 
-def told(lines: Sequence[str]) -> str:
-    """Why all rows are scored, as a sentence."""
+def told(lines: Sequence[str], generation: int | None = None) -> str:
+    """Why all rows are scored, or those of one generation, as a sentence."""
     more = f", and {units.plural(len(lines) - 3, 'other difference')}" if len(lines) > 3 else ""
-    return f"no answer is kept, and all rows are scored: {'; '.join(lines[:3])}{more}"
+    what = "no answer is kept, and all rows are scored"
+    what = what if generation is None else f"no answer of generation {generation} is kept"
+    return f"{what}: {'; '.join(lines[:3])}{more}"

@@ -118,9 +118,10 @@ def plan(spec: JobSpec) -> PlanView:
         append = spec.on_new_files == "append"
         sink = "" if held is None else selection.outlook(held, r, append)
         refused = "" if held is None else selection.refusal(held, held.root, r, append)
-        if refused and held is not None and held.latest is not None and spec.update is not None:
-            refused, sink = "", updating.foreseen(held, r)  # what differs is what an update is for
-        if held is not None and not refused:
+        anew = updating.foreseen(held, r) if refused and held is not None and spec.update is not None else ""
+        if anew:  # what differs is what an update is for
+            refused, sink = "", anew
+        elif held is not None and not refused:
             gates += _held_back(spec, held)
         stores = _stores(spec, held, r, refused)
         takes = estimate(r)
@@ -142,7 +143,7 @@ def plan(spec: JobSpec) -> PlanView:
     output = [(n, kind) for n, kind in output if spec.sink is None or n not in spec.sink.drop]
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
-    notes += [f"{r.registered.asked} is {r.registered}"] if r.registered is not None else []
+    notes += [f"{one.asked} is {one}" for one in r.registered]
     if r.more:
         notes.append(
             f"the store's rows were counted; bytes, shards and nulls are by the first {COPIED:,} of them, and a run "
@@ -163,8 +164,8 @@ def _forecast(spec: JobSpec, held: Held | None, r: planning.Resolved, append: bo
         return None
     updates = spec.update is not None and held is not None and held.latest is not None
     left = r.estimated_rows if held is None else selection.left(held, r, append)
-    if updates and held is not None and selection.refusal(held, held.root, r, append):  # what an update is for
-        left = r.estimated_rows
+    if spec.update is not None and held is not None and selection.refusal(held, held.root, r, append):
+        left = r.estimated_rows if updating.foreseen(held, r) else left  # what differs is what an update is for
     if not left:
         return None
     found = paces.forecast(r, left, *opening.sink_place(spec.sink), updates)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -262,6 +262,18 @@ def sealed(new: Fingerprint, stored: Iterable[Mapping[str, str]]) -> Fingerprint
     salt = next(salts, None) or os.urandom(16)
     code = {name: seal(digest, salt) if isinstance(digest, Secret) else digest for name, digest in new.code.items()}
     return dataclasses.replace(new, code=code)
+
+
+def of_approved(new: Fingerprint, digests: Mapping[str, str], paths: Collection[str]) -> Fingerprint:
+    """With the digests of models that a registry names and arguments are given, whose files are at `paths`: these are
+    compared whatever they are called.
+    """
+    code = {
+        name: digest
+        for name, digest in new.code.items()
+        if not (digest.startswith(NOT_COMPARED) and file_path(name, new.code) in paths)
+    }
+    return dataclasses.replace(new, model={**new.model, **digests}, code=code)
 
 
 def without_written(new: Fingerprint, written: frozenset[str]) -> Fingerprint:

@@ -200,6 +200,24 @@ def stamp_of(place: str, digest: str, stamp: Stamp | None = None, apart: Collect
     return None
 
 
+def whole_stamp(place: str, digest: str | None = None, stamp: Stamp | None = None) -> Stamp | None:
+    """The stamp of a file, or of all files of a folder but hidden ones, whatever they are called, if they have a digest
+    (any, if it is None): certain if they are as in `stamp`. None if one was replaced or added, or is gone.
+    """
+    path = Path(place)
+    try:
+        files = [path] if path.is_file() else below(path)
+        if not files:
+            return None
+        now = Stamp(place, _stats(map(str, files)))
+        root = path.parent if files == [path] else path
+        if digest is None or now == stamp or digests_of(root, files, None, place).all == digest:
+            return now
+    except OSError:
+        pass
+    return None
+
+
 def _stats(paths: Iterable[str]) -> dict[str, str]:
     stats = ((path, os.stat(path)) for path in paths)
     return {path: f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in stats}

@@ -13,7 +13,7 @@ from pathlib import Path
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.fingerprint.assignments import is_shuffled, is_steady
 from gristmill.fingerprint.digests import FILE, NOT_COMPARED, PACKAGE, file_path
-from gristmill.fingerprint.modelfiles import BY_TIMES, Looked, Stamp, place_of, stamp_of
+from gristmill.fingerprint.modelfiles import BY_TIMES, Looked, Stamp, place_of, stamp_of, whole_stamp
 from gristmill.fingerprint.modules import content, local_file, named, on_disk, package_digest, read
 from gristmill.fingerprint.values import Held
 from gristmill.job.secret import Secret
@@ -64,6 +64,28 @@ class Named:
     stamp: Stamp | None
     apart: Collection[str]
 
+    def standing(self, place: str) -> Named | None:
+        """The same with the stamp that it has now; None if it was changed."""
+        stamp = stamp_of(place, self.digest, self.stamp, self.apart)
+        return None if stamp is None else replace(self, stamp=stamp)
+
+
+@dataclass(frozen=True, eq=False)
+class Approved:
+    """The files of a version that a registry names, which an argument is given: all of them count, whatever they are
+    called.
+    """
+
+    name: str
+    what: str
+    digest: str
+    stamp: Stamp | None
+
+    def standing(self, place: str) -> Approved | None:
+        """The same with the stamp that they have now; None if they were changed."""
+        stamp = whole_stamp(place, self.digest, self.stamp)
+        return None if stamp is None else replace(self, stamp=stamp)
+
 
 def named_pins(code: Mapping[str, str], secrets: Sequence[Secret], looked: Mapping[str, Looked]) -> tuple[Named, ...]:
     """The files that the digests of a job's code name, as they were when `looked` at: what was added since does not
@@ -94,19 +116,19 @@ def _pinned(module: str, parts: Mapping[str, str]) -> Pin:
 class Planned:
     """Compares what a worker computes with to the plan: each `look` at what was loaded since the one before."""
 
-    def __init__(self, planned: Sequence[Pin], named: Sequence[Named], way: str = AGAIN) -> None:
+    def __init__(self, planned: Sequence[Pin], named: Sequence[Named | Approved], way: str = AGAIN) -> None:
         self._way = way
         self._loaded = dict.fromkeys(planned, -1)  # how many modules of each were loaded when it was as planned
         # By absolute path, as the code may change folder. When code reads a file is unknown: it must not change at all.
-        self._named = {place_of(one.name): one for one in named}
+        self._named = [(place_of(one.name), one) for one in named]
 
     def look(self) -> None:
         """Raises PlanChanged if a file, or a module loaded since the last look (at first any), is not as planned."""
-        for place, one in self._named.items():
-            stamp = stamp_of(place, one.digest, one.stamp, one.apart)
-            if stamp is None:
+        for number, (place, one) in enumerate(self._named):
+            now = one.standing(place)
+            if now is None:
                 raise changed_meanwhile(one.what, self._way + "; if the code writes it itself, move it away first")
-            self._named[place] = replace(one, stamp=stamp)
+            self._named[number] = place, now
         loaded = {pin: _loaded(pin) for pin in self._loaded}  # first: what is loaded meanwhile is for the next look
         check([pin for pin, count in loaded.items() if count > self._loaded[pin]], self._way)
         self._loaded = loaded

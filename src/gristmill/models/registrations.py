@@ -8,11 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gristmill.errors import BadModel
+from gristmill.fingerprint.modelfiles import Digests, place_of, whole_stamp
+from gristmill.fingerprint.pins import Approved
 from gristmill.job.specs import Call, changed
 from gristmill.models.versions import MLFLOW, OURS, Approval, Registered, Version, check, digests_at
 
@@ -25,22 +27,56 @@ _CONTENT = re.compile(r"[0-9a-f]{40,64}")  # what a hub's cache names files by
 
 @dataclass(frozen=True)
 class Found:
-    """A spec whose model is no longer a name but the path of its files, and what the registry says of these; `by_file`
-    are their digests.
+    """A spec whose models are no longer names but the paths of their files, and what the registry says of each. `model`
+    has the digests by file of the one that the spec itself loads, None if all are arguments of its code; `arguments`
+    are the digests of these by what they are called, and `approved` their files, which no worker may find changed.
     """
 
     spec: Any
-    registered: Registered
-    by_file: Mapping[str, str]
+    registered: tuple[Registered, ...] = ()
+    model: Mapping[str, str] | None = None
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    approved: tuple[Approved, ...] = ()
 
     def check_loaded(self, digests: Mapping[str, str]) -> None:
         """Raises BadModel if files that are to be loaded, by their digests, are none of those that were approved."""
-        known = set(self.by_file.values())
+        if self.model is None:
+            return
+        known, one = set(self.model.values()), self.registered[0]
         if wrong := [name for name, digest in digests.items() if digest not in known]:
             raise BadModel(
-                f"{self.registered.asked}: {wrong[0]} is not among the files of {self.registered.label}, or was "
-                "changed while they were compared: run again"
+                f"{one.asked}: {wrong[0]} is not among the files of {one.label}, or was changed while they were "
+                "compared: run again"
             )
+
+    def with_files(self, name: str, version: Version, asked: str) -> Found:
+        """With the files of a version in a field of the spec."""
+        digests = _compared(version, asked)
+        made = changed(self.spec, **{name: version.path})
+        if os.path.isfile(version.path) and getattr(self.spec, "sha256", digests) is None:
+            made = changed(made, sha256=digests.all)
+        one = _registered(version, digests.all, asked)
+        return replace(self, spec=made, registered=(one, *self.registered), model=digests.by_file)
+
+    def with_arguments(self, name: str, call: Call) -> Found:
+        """With the files of the versions that arguments of a call name."""
+        found, args = self, dict(call.args)
+        for key in [key for key, arg in call.args.items() if is_named(arg)]:
+            asked, version = args[key], located(args[key])
+            what = f"argument {key}" if name == "call" else f"argument {key} of {name}"
+            before = whole_stamp(place_of(version.path))
+            digests = _compared(version, asked)
+            args[key] = version.path
+            found = replace(
+                found,
+                registered=(*found.registered, _registered(version, digests.all, asked)),
+                arguments={**found.arguments, f"files of {what}": digests.all},
+                approved=(
+                    *found.approved,
+                    Approved(version.path, f"{version.path} ({version.label}, {what})", digests.all, before),
+                ),
+            )
+        return replace(found, spec=changed(found.spec, **{name: replace(call, args=args)}))
 
 
 def is_named(text: Any) -> bool:
@@ -54,14 +90,15 @@ def found(spec: Any) -> Found | None:
     """
     if not is_dataclass(spec):
         return None
-    for field in fields(spec):
-        value = getattr(spec, field.name)
-        if field.name in _FIELDS and is_named(value):
+    found = Found(spec)
+    for name in [one.name for one in fields(spec)]:
+        value = getattr(spec, name)
+        if name in _FIELDS and is_named(value):
             _check_local(spec, value)
-            return _with_files(spec, field.name, located(value, getattr(spec, "suffixes", None)), value)
-        if isinstance(value, Call) and (named := [name for name, arg in value.args.items() if is_named(arg)]):
-            return _with_arguments(spec, field.name, value, named)
-    return None
+            found = found.with_files(name, located(value, getattr(spec, "suffixes", None)), value)
+        elif isinstance(value, Call):
+            found = found.with_arguments(name, value)
+    return found if found.registered else None
 
 
 def as_files(spec: Any) -> Any:
@@ -87,24 +124,10 @@ def file_of(asked: str) -> str:
     return located(asked).path if is_named(asked) else asked
 
 
-def _with_files(spec: Any, name: str, version: Version, asked: str) -> Found:
+def _compared(version: Version, asked: str) -> Digests:
     digests = digests_at(version.path, f"{asked} ({version.label}, {version.place})")
     check(version, digests.all)
-    made = changed(spec, **{name: version.path})
-    if os.path.isfile(version.path) and getattr(spec, "sha256", digests) is None:
-        made = changed(made, sha256=digests.all)
-    return Found(made, _registered(version, digests.all, asked), digests.by_file)
-
-
-def _with_arguments(spec: Any, field: str, call: Call, named: list[str]) -> Found:
-    args, several = dict(call.args), []
-    for name in named:
-        version = located(args[name])
-        digests = digests_at(version.path, f"{args[name]} ({version.label}, {version.place})")
-        check(version, digests.all)
-        several.append(Found(spec, _registered(version, digests.all, args[name]), digests.by_file))
-        args[name] = version.path
-    return replace(several[0], spec=changed(spec, **{field: replace(call, args=args)}))
+    return digests
 
 
 def _registered(version: Version, digest: str, asked: str) -> Registered:

@@ -212,7 +212,7 @@ def summary_rows(report: Report) -> list[Row]:
     digest = report.digest.removeprefix("sha256:")[:DIGEST]
     rows.append(("model", "", f"{report.model} {digest}".strip()))
     if registered := report.details.get("registered"):
-        rows.append(("  version", "", _registered(registered)))
+        rows += [("  version", "", _registered(one)) for one in (registered, *report.details.get("registered_too", ()))]
     if report.used:
         rows.append(("asked", "", asked(report.used)))
     if (on_time := report.details.get("on_time")) and (text := _on_time(on_time)):

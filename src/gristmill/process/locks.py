@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import weakref
+from collections.abc import Iterator
 
 if os.name == "nt":
     import msvcrt
@@ -52,6 +54,36 @@ class LockFile(io.FileIO):
         if os.name != "nt" and self in _locked and not self.closed:
             fcntl.flock(self, fcntl.LOCK_UN)
         super().close()
+
+
+@contextlib.contextmanager
+def locked_folder(path: str) -> Iterator[bool]:
+    """While inside, a folder itself is locked, unless it is taken, as is told: no file is written, so that it may be
+    one that only others may write. Where folders cannot be locked (on Windows, on some network file systems), none is
+    taken.
+    """
+    if os.name == "nt":
+        yield True
+        return
+    try:
+        folder = os.open(path, os.O_RDONLY)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _lock_if_free(folder)
+    finally:
+        os.close(folder)
+
+
+def _lock_if_free(folder: int) -> bool:
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # not a file system whose folders can be locked
+        return True
+    return True
 
 
 _locked: weakref.WeakSet[LockFile] = weakref.WeakSet()

@@ -23,6 +23,7 @@ from gristmill.errors import BadKey, CorruptStore
 from gristmill.files.disk import join
 from gristmill.result import reading
 from gristmill.result.verify import Member
+from gristmill.shards.counts import Counts
 from gristmill.shards.ranges import inside
 from gristmill.sources.formats import SOURCES
 from gristmill.stores.contract import Key
@@ -147,6 +148,8 @@ def spot_of(result: Publication, member: Member, origin: Origin, places: Places 
         return []
     found = [(f, shift) for f, shift in _files_of(result, member, origin.receipt) if f.role == "rows"]
     assert origin.path is not None and origin.position is not None
+    if places is not None and not any(p == origin.path and bool(np.any(at == origin.position)) for p, at in places):
+        return []
     numbers = None if places is None else _numbered(result, member, origin.receipt, places)
     if numbers is not None and len(found) == 1 and not _sorted(member):
         (f, shift) = found[0]
@@ -161,9 +164,23 @@ def spot_of(result: Publication, member: Member, origin: Origin, places: Places 
             for key in sorted(wanted)
             for spot in _in_file(result, f, asked([(key,)], keyed(result.root, columns, _types(result)), result.root))
         ]
-        if spots:
+        if spots or not _made_several(member):
             return spots
     return [Spot(f, None) for f, _ in found]
+
+
+def is_there(member: Member, receipt: Receipt, places: Places | None) -> bool:
+    """Whether each of a shard's rows of the source, unless it is dead, became a row that is published: none was left
+    out by a condition, a step, or for a null.
+    """
+    return places is not None and not Counts(*receipt.counts).all_filtered and not _made_several(member)
+
+
+def _made_several(member: Member) -> bool:
+    """Whether steps may have made several rows of one, or none."""
+    options = member.plan.about.fingerprint.options
+    numbers = {name.partition("]")[0] for name in options if name.startswith("steps[")}
+    return any(json.loads(options.get(f"{step}].kind", "null")) != "filter" for step in numbers)
 
 
 def _types(result: Publication) -> dict[str, pa.DataType]:

@@ -79,14 +79,14 @@ class Path:
 @dataclass(frozen=True)
 class Proof:
     """What made the answer of a row, and whether that was shown. `row` is as it was published; of a dead letter, whose
-    `outcome` is "dead", it is that. `file` has it as row `number`, counted from 0; None if it is one of its rows.
-    `joined` is the receipt of that file where the parts of several shards were joined; `code` is the digest of all
-    code, which has so many `code_parts`. `made_by` is who made an answer that the run has only kept, as an update does
-    if model, code and the row's inputs are the same.
+    `outcome` is "dead", it is that. "unknown" is a row of the source that may have been left out. `file` has it as row
+    `number`, counted from 0; None if it is one of its rows. `joined` is the receipt of that file where the parts of
+    several shards were joined; `code` is the digest of all code, which has so many `code_parts`. `made_by` is who made
+    an answer that the run has only kept, as an update does if model, code and the row's inputs are the same.
     """
 
     sink: str
-    outcome: Literal["answer", "dead"]
+    outcome: Literal["answer", "dead", "unknown"]
     row: Mapping[str, Any] | None
     file: str
     number: int | None
@@ -120,7 +120,7 @@ class Proof:
 
 
 def _lines(p: Proof) -> list[str]:
-    what = "row" if p.outcome == "answer" else "dead"
+    what = {"answer": "row", "dead": "dead", "unknown": "row"}[p.outcome]
     number = "one of its rows" if p.number is None else f"row {units.count(p.number)}"
     told = ", ".join(f"{name}={cell(value, SHOWN)}" for name, value in (p.row or {}).items())
     lines = [
@@ -131,8 +131,7 @@ def _lines(p: Proof) -> list[str]:
     for one in p.inputs:
         lines.append(("input", f"{one.path}, {_where(one)}, digest of what was read {_short(one.digest)}"))
     lines.append(("model", f"{p.model.name}, {_short(p.model.digest) or 'no files'}"))
-    if p.model.registered is not None:
-        lines.append(("version", f"{p.model.registered}, sha256 {_short(p.model.registered.digest)}"))
+    lines += [("version", f"{one}, sha256 {_short(one.digest)}") for one in p.model.named]
     lines.append(("code", f"{_short(p.code)}, of {units.plural(p.code_parts, 'part')}"))
     on = ", ".join(f"{name} {value}" for name, value in p.run.runs_on.items())
     lines.append(("run", f"{p.run.folder} ({p.run.verb}), planned {p.run.planned}, published {p.run.published}; {on}"))
@@ -140,7 +139,9 @@ def _lines(p: Proof) -> list[str]:
         lines.append(("made by", _maker(p.made_by)))
     lines.append(("root", p.root or "none: published by an earlier version"))
     lines += [("note", note) for note in p.notes]
-    lines += [("ok" if check.ok else "WRONG", f"{check.what}: {check.told}") for check in p.checks]
+    for check in p.checks:
+        bad = "unknown" if p.outcome == "unknown" and check.what == "row" else "WRONG"
+        lines.append(("ok" if check.ok else bad, f"{check.what}: {check.told}"))
     return [f"{name:<10}{text}" for name, text in lines] + ["proved" if p.ok else "NOT proved"]
 
 

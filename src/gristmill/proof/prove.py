@@ -21,6 +21,7 @@ from gristmill.errors import BadKey, BadSource, CorruptStore, PlanChanged
 from gristmill.files.disk import join
 from gristmill.fingerprint import digests
 from gristmill.job.job import Source
+from gristmill.observe import units
 from gristmill.proof import finding, keeping
 from gristmill.proof.finding import Origin, Spot
 from gristmill.proof.proof import Check, Input, Maker, Path, Proof, Run
@@ -55,6 +56,7 @@ class Found:
     joined: Receipt | None = None
     letter: dict[str, Any] | None = None
     row: Any = None
+    doubt: str = ""  # why it is not known that the row has an answer
 
 
 def prove(result: Publication, name: str, asked: Asked) -> Proof:
@@ -135,11 +137,24 @@ def _by_position(
         if (letter := _letter(result, member, file, position)) is not None:
             f = next(f for f in result.live() if f.role == "dead" and _of(f, receipt, member))
             return Found(result, Spot(f, None), origin, member, [], None, letter)
-        spots = finding.spot_of(result, member, origin, _places(member, receipt, asked))
+        places = _places(member, receipt, asked)
+        spots = finding.spot_of(result, member, origin, places)
         if spots:
             candidates, joined = finding.made_by(member, spots[0])
-            return Found(result, spots[0], origin, member, candidates, joined, row=finding.row_of(result, spots[0]))
+            row = finding.row_of(result, spots[0])
+            sure = row is not None or (len(spots) == 1 and finding.is_there(member, receipt, places))
+            doubt = "" if sure else _doubt(receipt, places is None)
+            return Found(result, spots[0], origin, member, candidates, joined, row=row, doubt=doubt)
     return None
+
+
+def _doubt(receipt: Receipt, in_text: bool) -> str:
+    rows = sum(p.rows for p in receipt.parts if p.role == "rows")
+    way = ", and so does --source (source=True)" if in_text else ""
+    return (
+        f"it is one of the {units.plural(rows, 'row')} that its shard has written, or was left out, and nothing "
+        f"tells which: row_id tells it{way}"
+    )
 
 
 def _of(f: Live, receipt: Receipt, member: Member) -> bool:
@@ -187,6 +202,8 @@ def _checked(found: Found, asked: Asked) -> tuple[list[Check], Path | None]:
         checks.append(Check("root", same, told))
     if asked.source is not False:
         checks += _source(found, asked)
+    if found.doubt:
+        checks.append(Check("row", False, found.doubt))
     return checks, path
 
 
@@ -276,7 +293,7 @@ def _proof(found: Found, name: str, checks: list[Check], path: Path | None, aske
     )
     return Proof(
         sink=name,
-        outcome="answer" if found.letter is None else "dead",
+        outcome="unknown" if found.doubt else "answer" if found.letter is None else "dead",
         row=found.letter or found.row,
         file=spot.live.name,
         number=spot.number,

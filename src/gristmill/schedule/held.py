@@ -1,4 +1,4 @@
-"""That only one `gristmill up` runs the jobs of a folder at a time."""
+"""That only one `gristmill up` runs the jobs of a folder at a time, wherever its state is."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 from gristmill.errors import RunFailed, SinkBusy
 from gristmill.files.lease import myself, named, told
-from gristmill.process.locks import LockFile
+from gristmill.process.locks import LockFile, locked_folder
 
 
 @contextlib.contextmanager
 def held(folder: str, state: str) -> Iterator[None]:
-    """While inside, this process is the one whose state is in a folder. Raises SinkBusy, naming the other one, and
-    RunFailed if the folder cannot be written.
+    """While inside, this process is the one whose state is in a folder, and the one that runs the jobs of `folder`,
+    which is not written to. Raises SinkBusy, naming the other one, and RunFailed if the state cannot be written.
     """
     path = os.path.join(state, "up.lock")
     try:
@@ -33,4 +33,7 @@ def held(folder: str, state: str) -> Iterator[None]:
         with contextlib.suppress(OSError):  # a full disk: the lock holds all the same
             file.truncate(0)
             file.write(myself().dump())
-        yield
+        with locked_folder(folder) as free:
+            if not free:
+                raise SinkBusy(f"{folder}: another gristmill up runs these jobs, with another --state: stop it first")
+            yield

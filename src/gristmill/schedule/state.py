@@ -10,7 +10,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
-from gristmill.errors import NewerFormat, RunFailed
+from gristmill.errors import BadJob, NewerFormat, RunFailed
 from gristmill.files.sqlitelog import log_ahead
 from gristmill.schedule.contract import RUN, Run, written
 
@@ -58,11 +58,40 @@ class State:
             self._held.executescript(_FROM_1 if found == 1 else _TABLES)
             if found < FORMAT:
                 self._held.execute(f"PRAGMA user_version = {FORMAT}")
+            self._held.execute("CREATE TABLE IF NOT EXISTS of (folder TEXT)")
         except (sqlite3.Error, OSError) as e:
+            if is_damaged(e):
+                raise RunFailed(self.damaged(e)) from e
             what = getattr(e, "strerror", None) or e
             raise RunFailed(
                 f"{self.path}: the state cannot be opened ({what}): free some space, or name another folder (--state)"
             ) from e
+
+    def damaged(self, why: Exception) -> str:
+        """What there is to do if the file does not read back."""
+        return (
+            f"{self.path}: the state is damaged ({why}): move it away, with {os.path.basename(self.path)}-wal and -shm "
+            "if they are there, and start again with --since TIME, the last night that is known to be done: what is in "
+            "the sinks is not run twice"
+        )
+
+    def belong(self, jobs: str) -> None:
+        """Note that this is the state of a folder of jobs. Raises BadJob if it is that of another one: jobs of one name
+        would be taken for each other. A folder that is gone was moved.
+        """
+        here = os.path.abspath(os.path.dirname(self.path))
+        mine = os.path.relpath(os.path.abspath(jobs), here)
+        with self._change() as held:
+            found = held.execute("SELECT folder FROM of").fetchone()
+            other = None if found is None else os.path.normpath(os.path.join(here, found[0]))
+            if other is not None and found[0] != mine and os.path.isdir(other) and not os.path.samefile(other, jobs):
+                raise BadJob(
+                    f"{self.path}: is the state of the jobs in {other}, whose times would be taken for those of "
+                    f"{jobs}: name a folder of its own for these (--state)"
+                )
+            if found is None or found[0] != mine:
+                held.execute("DELETE FROM of")
+                held.execute("INSERT INTO of VALUES (?)", (mine,))
 
     def close(self) -> None:
         """Close the file."""
@@ -177,6 +206,11 @@ class State:
 
     def _read(self, query: str, *values: object) -> list[Run]:
         return [_run(row) for row in self._held.execute(query, values)]
+
+
+def is_damaged(e: Exception) -> bool:
+    """Whether the file of a state does not read back, as it does not if there is no room."""
+    return type(e) is sqlite3.DatabaseError
 
 
 def _values(run: Run) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from gristmill.schedule import arrivals, calendar, queueing
 from gristmill.schedule.contract import RETRY, Happening, Run, World
 from gristmill.schedule.entry import Scheduled
 from gristmill.schedule.jobs import Folder, JobFiles, upstream
-from gristmill.schedule.state import State
+from gristmill.schedule.state import State, is_damaged
 
 LOOK = timedelta(seconds=30)  # between two looks at the folder, at files that may have arrived, and at the state
 FORGETS = timedelta(days=1)
@@ -96,9 +96,8 @@ class Up:
             wait = self._step(until)
         except (sqlite3.Error, RunFailed) as e:
             if not self._state_bad:
-                self._happens(
-                    "state", f"the state cannot be written ({e}): nothing is started until it can; no run is lost"
-                )
+                bad = f"the state cannot be written ({e}): nothing is started until it can; no run is lost"
+                self._happens("state", self._state.damaged(e) if is_damaged(e) else bad)
             self._state_bad = True
             return LOOK.total_seconds()
         if self._state_bad:
