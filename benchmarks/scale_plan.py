@@ -10,6 +10,7 @@ function (a million fsyncs measure a disk, not us), and their work files are nam
 from __future__ import annotations
 
 import argparse
+import cProfile
 import os
 import re
 import resource
@@ -170,16 +171,22 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1_000_000)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--folder", help="where to write; a temporary folder of its own is made in it")
+    parser.add_argument("--profile", help="write what cProfile finds of each step to files that begin with this")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.step:
-        STEPS[given.step](Path(given.folder), given.files if given.step == "files" else given.shards)
+        profile = cProfile.Profile()
+        step, count = STEPS[given.step], given.files if given.step == "files" else given.shards
+        profile.runcall(step, Path(given.folder), count) if given.profile else step(Path(given.folder), count)
+        if given.profile:
+            profile.dump_stats(f"{given.profile}.{given.step}")
         return
     folder = tempfile.mkdtemp(prefix="scale-", dir=given.folder)
     steps = [*(["files"] if given.files else []), *(["plan", "fill", "resume", "again"] if given.shards else [])]
     try:
         for step in steps:
             counts = ["--shards", str(given.shards), "--files", str(given.files)]
+            counts += ["--profile", given.profile] if given.profile else []
             subprocess.run([sys.executable, __file__, "--step", step, "--folder", folder, *counts], check=True)
     finally:
         shutil.rmtree(folder)

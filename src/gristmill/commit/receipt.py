@@ -125,6 +125,14 @@ def name(shard: int, version: int = 0) -> str:
     return f"{shard:07d}.json" if version == 0 else f"{shard:07d}.{version}.json"
 
 
+def numbered(entry: str) -> tuple[int, int] | None:
+    """The shard and version of a receipt by its file name; None for any other name."""
+    if len(entry) == 12 and entry.endswith(".json") and entry[:7].isascii() and entry[:7].isdigit():
+        return int(entry[:7]), 0
+    match = _NAME.match(entry)
+    return None if match is None else (int(match.group(1)), int(match.group(2) or 0))
+
+
 def listed(folder: str, files: Files = LOCAL) -> dict[int, list[str]]:
     """Receipt files by shard, the lowest version first. Nothing is opened."""
     found: dict[int, list[tuple[int, str]]] = {}

@@ -302,10 +302,19 @@ class ObjectFiles:
         """One listing request for each 1,000 names."""
         return list(self.sizes(folder))
 
+    def entries(self, folder: str) -> Iterator[str]:
+        """As `names`."""
+        return iter(self.names(folder))
+
     def sizes(self, folder: str) -> dict[str, int]:
         """As `names`: a listing has the sizes too."""
         start = len(self._key(folder)) + 1
         return {name: size for key, size in self._listed(folder) if "/" not in (name := key[start:])}
+
+    def as_long(self, folder: str, wanted: Iterable[tuple[str, int]]) -> Iterator[bool]:
+        """By a listing, which has the sizes: one request for each 1,000 names."""
+        sizes = self.sizes(folder)
+        return (sizes.get(name) == size for name, size in wanted)
 
     def below(self, root: str, skip: str) -> Iterator[str]:
         """All below the root except its folder `skip`, which is not listed, and folders that contain one."""
