@@ -72,7 +72,9 @@ def job(folder: Path) -> Any:
     """The job of the shards, in the calling process."""
     import gristmill as gm
 
-    return gm.Job(str(folder / "in.parquet"), double, gm.sink(str(folder / "out"), keep=["id"]), workers=0, shard_rows=1)
+    return gm.Job(
+        str(folder / "in.parquet"), double, gm.sink(str(folder / "out"), keep=["id"]), workers=0, shard_rows=1
+    )
 
 
 # ---------------------------------------------------------------- steps, each in a process
@@ -142,7 +144,7 @@ def again(folder: Path, count: int) -> None:
 
 
 def files(folder: Path, count: int) -> None:
-    """Planning of very many files: listed, footers read, types compared, fingerprinted; twice, as a resumed run does."""
+    """Planning of very many files: listed, footers read, types compared, fingerprinted."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq

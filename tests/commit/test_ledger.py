@@ -29,7 +29,9 @@ NAMES = st.sampled_from(["KeyError", 'say "no": never', "é\n ü", "\\", "input:
 PROFILES = st.one_of(
     st.none(),
     st.builds(lambda n: Profile(n, {"id": 0, "x": n}), st.integers(0, 9)),
-    st.builds(lambda n: Profile(n, {"id": 0}, {"id": ColumnProfile(n, 0, "whole", counts={"1": n})}), st.integers(1, 9)),
+    st.builds(
+        lambda n: Profile(n, {"id": 0}, {"id": ColumnProfile(n, 0, "whole", counts={"1": n})}), st.integers(1, 9)
+    ),
 )
 PARTS = st.lists(st.sampled_from(["rows", "dead", "ids"]), max_size=3, unique=True)
 
@@ -155,7 +157,9 @@ def test_files_that_were_cut_or_removed_are_told(tmp_path: Path) -> None:
     (tmp_path / "_gristmill/g/work/3.tmp").unlink()
     (tmp_path / "_gristmill/g/work/5.tmp").write_bytes(b"")
     found = receipts.standing(generation.receipts)
-    assert Ledger.of(generation).cut() == [r.shard for r in receipts.cut(generation.files, generation.work, found.values())]
+    assert Ledger.of(generation).cut() == [
+        r.shard for r in receipts.cut(generation.files, generation.work, found.values())
+    ]
     assert Ledger.of(generation).cut() == [3, 5]
 
 

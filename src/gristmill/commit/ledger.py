@@ -1,6 +1,5 @@
-"""The ledger of a generation: what its valid receipts say, in columns, in the order of the shards. Very many are read by
-processes beside this one, and no object of each is held: a whole receipt is read from its file again when it is asked
-for.
+"""The ledger of a generation: what its valid receipts say, in columns, in the order of the shards. Very many are read
+by processes beside this one, and no object of each is held: a whole receipt is read from its file again when asked for.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The files of a result, or of what may become one. Of very many no object each is held: they are columns, in compressed
-blocks of which one at a time is looked at.
+"""The files of a result, or of what may become one. Of very many no object each is held: they are columns, in blocks
+that are compressed, of which one at a time is looked at.
 """
 
 from __future__ import annotations

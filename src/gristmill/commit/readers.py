@@ -26,9 +26,7 @@ _SERVE = "import sys; sys.path[:] = {path!r}; from gristmill.commit.readers impo
 Versions = Mapping[int, Sequence[int]]
 
 
-def blocks(
-    generation: Generation, pieces: Sequence[np.ndarray], versions: Versions
-) -> Iterator[tuple[Block, Sums]]:
+def blocks(generation: Generation, pieces: Sequence[np.ndarray], versions: Versions) -> Iterator[tuple[Block, Sums]]:
     """The receipts of each piece, which are some shards. `versions` as for `read`. Raises NewerFormat."""
     done = 0
     if len(pieces) >= MANY and cores() > 1 and generation.files is LOCAL:

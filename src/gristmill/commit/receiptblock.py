@@ -38,10 +38,10 @@ class Sums:
     source files are left out.
     """
 
-    counts: Counts = Counts()
+    counts: Counts = field(default_factory=Counts)
     errors: Mapping[str, float] = field(default_factory=dict)
     figures: Mapping[str, float] = field(default_factory=dict)
-    profile: Profile | None = Profile()
+    profile: Profile | None = field(default_factory=Profile)
 
     def __add__(self, other: Sums) -> Sums:
         both = self.profile is not None and other.profile is not None
@@ -65,9 +65,7 @@ class Block:
     versions: Mapping[int, int] = field(default_factory=dict)
 
 
-def read(
-    generation: Generation, shards: Sequence[int], versions: Mapping[int, Sequence[int]]
-) -> tuple[Block, Sums]:
+def read(generation: Generation, shards: Sequence[int], versions: Mapping[int, Sequence[int]]) -> tuple[Block, Sums]:
     """The valid receipts of these shards: of each, the lowest version whose checksum matches. `versions` are those that
     are there, where they are not just the first. Raises NewerFormat.
     """

@@ -121,7 +121,7 @@ class Files(Protocol):
         ...
 
     def as_long(self, folder: str, wanted: Iterable[tuple[str, int]]) -> Iterator[bool]:
-        """For each of these names and sizes, in their order, whether there is such a file directly in a folder."""
+        """For each of these paths below a folder, with the bytes wanted, whether there is such a file, in order."""
         ...
 
     def below(self, root: str, skip: str) -> Iterator[str]:

@@ -248,6 +248,19 @@ class ShardTable:
         """Positions in all shards."""
         return int((self._columns["stop"] - self._columns["start"]).sum())
 
+    def weight_of(self, numbers: Sequence[int] | np.ndarray) -> int:
+        """Positions in some shards."""
+        return int(self._sums(self._columns["stop"] - self._columns["start"], numbers))
+
+    def rows_in(self, numbers: Sequence[int] | np.ndarray) -> int:
+        """Rows in some shards, where those in all are known."""
+        return int(self._sums(self._columns["rows"], numbers))
+
+    def _sums(self, values: np.ndarray, numbers: Sequence[int] | np.ndarray) -> Any:
+        before = np.concatenate(([0], np.cumsum(values)))
+        of = np.asarray(numbers, np.int64)
+        return (before[self._bounds[of + 1]] - before[self._bounds[of]]).sum()
+
     def weight(self, number: int) -> int:
         """Positions in a shard: the measure of progress if rows are not known."""
         a, b = int(self._bounds[number]), int(self._bounds[number + 1])
