@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import hashlib
+import json
 import os
-import re
 import resource
 import shutil
 import subprocess
@@ -106,15 +107,18 @@ def fill(folder: Path, count: int) -> None:
     assert made is not None
     (part,) = made.parts
     content, steps = (folder / "out" / part.work).read_bytes(), Steps()
+    stored = replace(made, shard=7).dump().replace(b"part-0000000", b"part-%07d").replace(b'"shard": 7', b'"shard": %d')
+    body = json.loads(stored.replace(b"%d", b"7"))
+    old = body.pop("checksum").encode()
+    sealed = json.dumps(body, sort_keys=True, separators=(",", ":")).encode().replace(b'"shard":7', b'"shard":%d')
     for n in range(1, count):
-        work = re.sub(r"part-\d+", f"part-{n:07d}", part.work)
-        publish = re.sub(r"part-\d+", f"part-{n:07d}", part.publish)
-        source = folder / f"content-{n // NAMES}"
-        if not source.exists():
-            source.write_bytes(content)
-        os.link(source, folder / "out" / work)
-        receipt = replace(made, shard=n, parts=(replace(part, work=work, publish=publish),))
-        Path(generation.receipts, receipts.name(n)).write_bytes(receipt.dump())
+        source = f"{folder}/content-{n // NAMES}"
+        if n == 1 or n % NAMES == 0:
+            Path(source).write_bytes(content)
+        os.link(source, f"{folder}/out/{part.work}".replace("part-0000000", f"part-{n:07d}"))
+        checksum = hashlib.sha256(sealed % (n, n, n)).hexdigest().encode()
+        with open(f"{generation.receipts}/{receipts.name(n)}", "wb", buffering=0) as out:
+            out.write((stored % (n, n, n)).replace(old, checksum))
     steps.done("(receipts and work files written, for the workers)")
 
 

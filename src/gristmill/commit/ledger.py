@@ -103,6 +103,8 @@ class Ledger(Mapping[int, Receipt]):
         return iter(self.shards.tolist())
 
     def __contains__(self, shard: object) -> bool:
+        if not isinstance(shard, int):
+            return False
         at = int(np.searchsorted(self.shards, shard))
         return at < len(self.shards) and bool(self.shards[at] == shard)
 
