@@ -17,9 +17,10 @@ from gristmill.commit import ledger, readers
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
-from gristmill.commit.ledger import Ledger
+from gristmill.commit.ledger import Ledger, Listing
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.errors import NewerFormat
+from gristmill.files.disk import LOCAL
 from gristmill.files.document import Document
 from gristmill.profiles.profile import ColumnProfile, Profile, summed
 from gristmill.shards.counts import Counts
@@ -83,6 +84,8 @@ def agree(found: Ledger, expected: Mapping[int, Receipt]) -> None:
     for r in some:
         assert found.said_of(r.shard) == (Counts(*r.counts), dict(r.errors))
         assert found[r.shard] == r
+    listed = receipts.listed(found.generation.receipts)
+    assert found.torn == [n for n in listed if n not in expected]
     assert found.missing(32).tolist() == [n for n in range(32) if n not in expected]
 
 
@@ -106,6 +109,22 @@ def test_a_ledger_is_what_its_receipts_are(files: dict[str, bytes], first: set[i
             (folder / name).write_bytes(data)
         agree(Ledger.of(generation), receipts.standing(generation.receipts))
         agree(Ledger.of(generation, known), receipts.standing(generation.receipts))
+
+
+@given(
+    st.sets(st.from_regex(r"\A[0-9٣a-z]{6,9}(\.[0-9]{1,2})?\.(json|jsom|tmp)\Z"), max_size=8),
+    st.sets(st.integers(0, 99)),
+)
+@settings(deadline=None, max_examples=50)
+def test_names_are_read_as_receipts_one_by_one(odd: set[str], shards: set[int]) -> None:
+    """Of all names in a folder those of receipts count, however they look: as `receipts.listed` has them."""
+    with tempfile.TemporaryDirectory() as root:
+        for name in odd | {receipts.name(n) for n in shards} | {receipts.name(7, 1), receipts.name(12345678)}:
+            Path(root, name).touch()
+        found, expected = Listing.of(root, LOCAL), receipts.listed(root)
+        assert found.shards.tolist() == list(expected)
+        for shard, paths in expected.items():
+            assert len(paths) == len(found.of_shard(shard))
 
 
 def generation_of(folder: Path, count: int) -> Generation:

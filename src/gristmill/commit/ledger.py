@@ -4,6 +4,7 @@ by processes beside this one, and no object of each is held: a whole receipt is 
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit import readers
+from gristmill.commit import readers, receiptblock
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.commit.live import Columns, LiveFiles, pack, unpacked
@@ -38,19 +39,16 @@ class Listing:
     def of(folder: str, files: Files) -> Listing:
         """What is in a folder. Nothing is opened."""
         versions: dict[int, list[int]] = {}
-
-        def numbers() -> Iterator[int]:
-            for name in files.entries(folder):
-                if (found := receipts.numbered(name)) is None:
-                    continue
-                shard, version = found
+        entries, firsts = files.entries(folder), [np.empty(0, np.int64)]
+        while names := list(itertools.islice(entries, 1 << 16)):
+            numbers, others = _numbered(names)
+            firsts.append(numbers)
+            for shard, version in filter(None, map(receipts.numbered, others)):
                 if version:
                     versions.setdefault(shard, []).append(version)
                 else:
-                    yield shard
-
-        first = np.fromiter(numbers(), np.int64)
-        first.sort()
+                    firsts.append(np.array([shard]))
+        first = np.sort(np.concatenate(firsts))
         for shard, some in versions.items():
             at = int(np.searchsorted(first, shard))
             some += [0] if at < len(first) and first[at] == shard else []
@@ -63,11 +61,34 @@ class Listing:
         return self.versions.get(shard, (0,))
 
 
-class Ledger(Mapping[int, Receipt]):
-    """The valid receipts of a generation. As a mapping it gives each by its shard, read anew."""
+def _numbered(names: list[str]) -> tuple[np.ndarray, list[str]]:
+    """The shards of names that are seven digits and `.json`, as nearly all are; and the other names."""
+    try:
+        text = np.array(names, "S13")  # a longer name has a thirteenth byte
+    except UnicodeEncodeError:
+        return np.empty(0, np.int64), names
+    digits = text.view(np.uint8).reshape(-1, 13)
+    plain = (text.astype("S12") == text) & (digits[:, 7:12] == np.frombuffer(b".json", np.uint8)).all(axis=1)
+    plain &= ((digits[:, :7] >= ord("0")) & (digits[:, :7] <= ord("9"))).all(axis=1)
+    numbers = (digits[plain, :7].astype(np.int64) - ord("0")) @ 10 ** np.arange(6, -1, -1)
+    return numbers, [] if plain.all() else list(itertools.compress(names, (~plain).tolist()))
 
-    def __init__(self, generation: Generation, blocks: Sequence[Block] = (), sums: Sums | None = None) -> None:
+
+class Ledger(Mapping[int, Receipt]):
+    """The valid receipts of a generation. As a mapping it gives each by its shard, read anew. Shards of which there are
+    receipts, none of them valid, are `torn`; `cut_as_read` is what `cut` was when all were read, if that is known.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        blocks: Sequence[Block] = (),
+        sums: Sums | None = None,
+        torn: Sequence[int] = (),
+        cut_as_read: Sequence[int] | None = None,
+    ) -> None:
         self.generation, self.blocks, self.sums = generation, tuple(blocks), sums or Sums()
+        self.torn, self.cut_as_read = torn, cut_as_read
         self.shards = np.concatenate([np.empty(0, np.int64), *(block.shards for block in blocks)])
         self.versions = {shard: v for block in blocks for shard, v in block.versions.items()}
 
@@ -79,14 +100,15 @@ class Ledger(Mapping[int, Receipt]):
         if known is None or not known._in(listed):
             known = Ledger(generation)
         new = listed.shards[~np.isin(listed.shards, known.shards, assume_unique=True)] if len(known) else listed.shards
-        if not len(new):
-            return known
         pieces = [new[at : at + BLOCK] for at in range(0, len(new), BLOCK)]
-        blocks, sums = list[Block](), known.sums
-        for block, more in readers.blocks(generation, pieces, listed.versions):
+        blocks, sums, cut = list[Block](), known.sums, None if len(known) or not pieces else list[int]()
+        for block, more, lost in readers.blocks(generation, pieces, listed.versions):
             blocks += [block] if len(block.shards) else []
             sums += more
-        return Ledger(generation, merged(known.blocks, blocks), sums)
+            cut = None if cut is None or lost is None else [*cut, *lost]
+        found = Ledger(generation, merged(known.blocks, blocks), sums, cut_as_read=cut)
+        found.torn = np.setdiff1d(listed.shards, found.shards, assume_unique=True).tolist()
+        return found
 
     def _in(self, listed: Listing) -> bool:
         """Whether all receipts are listed, in their versions."""
@@ -146,17 +168,8 @@ class Ledger(Mapping[int, Receipt]):
         return np.flatnonzero(lacks)
 
     def cut(self) -> list[int]:
-        """Shards whose files are not all in the folder for work with the committed sizes: some were truncated or
-        removed. Opens none.
-        """
-        where, found = self.generation, set[int]()
-        parts = self.parts
-        wanted = ((work.rpartition("/")[2], size) for work, size in parts.tuples("work", "bytes"))
-        there = where.files.as_long(where.work, wanted)
-        for (shard,), whole in zip(parts.tuples("shard"), there, strict=True):
-            if not whole:
-                found.add(shard)
-        return sorted(found)
+        """Shards whose files are not all there as committed: see `receiptblock.cut`."""
+        return receiptblock.cut(self.generation, self.parts)
 
 
 def merged(old: Sequence[Block], new: Sequence[Block]) -> list[Block]:

@@ -5,6 +5,7 @@ Python's.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pickle
 import subprocess
@@ -15,7 +16,8 @@ from typing import IO
 import numpy as np
 
 from gristmill.commit.generation import Generation
-from gristmill.commit.receiptblock import Block, Sums, read
+from gristmill.commit.live import LiveFiles
+from gristmill.commit.receiptblock import Block, Sums, cut, read
 from gristmill.files.disk import LOCAL
 from gristmill.process.machine import cores
 from gristmill.process.spawning import mortal
@@ -26,18 +28,24 @@ _SERVE = "import sys; sys.path[:] = {path!r}; from gristmill.commit.readers impo
 Versions = Mapping[int, Sequence[int]]
 
 
-def blocks(generation: Generation, pieces: Sequence[np.ndarray], versions: Versions) -> Iterator[tuple[Block, Sums]]:
-    """The receipts of each piece, which are some shards. `versions` as for `read`. Raises NewerFormat."""
+def blocks(
+    generation: Generation, pieces: Sequence[np.ndarray], versions: Versions
+) -> Iterator[tuple[Block, Sums, list[int] | None]]:
+    """The receipts of each piece, which are some shards, and the shards among them that are `cut`, if that was looked
+    at, too. `versions` as for `read`. Raises NewerFormat.
+    """
     done = 0
     if len(pieces) >= MANY and cores() > 1 and generation.files is LOCAL:
         for found in _beside(generation, pieces, versions):
             yield found
             done += 1
     for piece in pieces[done:]:  # all, or those after a process has failed: its error is then met here
-        yield read(generation, piece.tolist(), versions)
+        yield *read(generation, piece.tolist(), versions), None
 
 
-def _beside(generation: Generation, pieces: Sequence[np.ndarray], versions: Versions) -> Iterator[tuple[Block, Sums]]:
+def _beside(
+    generation: Generation, pieces: Sequence[np.ndarray], versions: Versions
+) -> Iterator[tuple[Block, Sums, list[int]]]:
     """As `blocks`, by several processes; those up to the first that one of them could not deliver."""
     count = min(cores(), MOST, len(pieces))
     with contextlib.ExitStack() as stack:
@@ -82,6 +90,8 @@ def _out(reader: subprocess.Popen[bytes]) -> IO[bytes]:
 def serve() -> None:
     """In such a process: read the pieces that come, and send their blocks."""
     generation, pieces, versions = pickle.load(sys.stdin.buffer)
+    gc.disable()  # nothing here is in a circle
     for piece in pieces:
-        pickle.dump(read(generation, piece.tolist(), versions), sys.stdout.buffer, protocol=5)
+        block, sums = read(generation, piece.tolist(), versions)
+        pickle.dump((block, sums, cut(generation, LiveFiles([block.parts]))), sys.stdout.buffer, protocol=5)
         sys.stdout.buffer.flush()

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
-from gristmill.commit.live import LISTED, Columns, pack
+from gristmill.commit.live import LISTED, Columns, LiveFiles, pack
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import CorruptStore
 from gristmill.files.disk import join
@@ -172,13 +172,21 @@ class _Columns:
         return Sums(Counts(*counts), self._errors, self._figures, profile)
 
 
+def cut(generation: Generation, parts: LiveFiles) -> list[int]:
+    """Shards of which files are not in the folder for work with the committed sizes: some were truncated or removed.
+    Opens none.
+    """
+    wanted = ((work.rpartition("/")[2], size) for work, size in parts.tuples("work", "bytes"))
+    there = generation.files.as_long(generation.work, wanted)
+    return sorted({shard for (shard,), whole in zip(parts.tuples("shard"), there, strict=True) if not whole})
+
+
 def _ints(values: Any, count: int) -> bool:
-    return isinstance(values, list) and len(values) == count and all(type(v) is int for v in values)
+    return isinstance(values, list) and len(values) == count and set(map(type, values)) == {int}
 
 
 def _typed(part: tuple[Any, ...]) -> bool:
-    publish, work, rows, size, digest, role, _, _ = part
-    return type(rows) is int and type(size) is int and all(type(t) is str for t in (publish, work, digest, role))
+    return tuple(map(type, part)) == (str, str, int, int, str, str, int, int)
 
 
 def _batch(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

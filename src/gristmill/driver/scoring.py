@@ -9,12 +9,10 @@ import time
 from collections.abc import Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
-from gristmill.commit.ledger import Ledger, Listing
+from gristmill.commit.ledger import Ledger
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import keeping, paces, probe, selection, shipping, sourcecheck, warmup
 from gristmill.driver.beside import Beside
@@ -90,14 +88,13 @@ class Scoring:
         if isinstance(at, Planned):
             keeping.adopt(at)
             shards = at.plan.shards
-            listed = Listing.of(at.generation.receipts, at.files).shards
             whole = self._all_read()  # refuses receipts of a later version, before any work
             at.log.say(**self.tally.begin(shards, self._ledger))
             if whole and not at.stream:
                 return self._scored()
             self._check_early()
             missing = self._missing()
-            self._tell_lost(np.intersect1d(listed, missing).tolist())
+            self._tell_lost(self._ledger.torn)
             self._foresee(at, missing, None)
             feed.begin(at.task, missing)
         else:
@@ -285,16 +282,18 @@ class Scoring:
         """Read all receipts. Returns whether every shard has a valid one whose files are all there."""
         at = self.planned
         self.receipts = Ledger.of(at.generation, self.receipts)
-        if not at.stream and self._void_cut(at):  # a stream removes what was read
-            self.receipts = Ledger.of(at.generation)
+        if not at.stream:  # a stream removes what was read
+            cut = self.receipts.cut_as_read
+            if self._void_cut(at, self.receipts.cut() if cut is None else cut):
+                self.receipts = Ledger.of(at.generation)
         return len(self.receipts) == len(at.plan.shards)
 
-    def _void_cut(self, at: Planned) -> list[int]:
-        """Void the receipts of files that have been truncated or removed since, and return their shards. Raises
-        CorruptStore the second time.
+    def _void_cut(self, at: Planned, cut: Sequence[int]) -> Sequence[int]:
+        """Void the receipts of shards whose files have been truncated or removed since. Raises CorruptStore the second
+        time.
         """
         g = at.generation
-        if cut := self._ledger.cut():
+        if cut:
             at.refuse_late()  # whoever gave up this generation has removed its files
         for shard in cut:
             if shard in self._voided:

@@ -120,7 +120,7 @@ def _as_written(data: bytes) -> tuple[dict[str, Any], str] | None:
     text, checksum = b"".join(map(bytes.lstrip, lines)).replace(b'": ', b'":'), found[1].decode()
     if hashlib.sha256(text).hexdigest() != checksum:
         return None
-    body = json.loads(text)
+    body = json.loads(text.decode())
     return (body, checksum) if isinstance(body, dict) else None
 
 

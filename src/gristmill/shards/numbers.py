@@ -1,4 +1,4 @@
-"""Numbers of shards, of which a run may have a million: a set that takes a byte for each, and a queue that takes eight."""
+"""Numbers of shards, of which a run may have a million: a set that takes a byte for each, a queue that takes eight."""
 
 from __future__ import annotations
 
