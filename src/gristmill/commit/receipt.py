@@ -127,10 +127,11 @@ def name(shard: int, version: int = 0) -> str:
 
 def numbered(entry: str) -> tuple[int, int] | None:
     """The shard and version of a receipt by its file name; None for any other name."""
-    if len(entry) == 12 and entry.endswith(".json") and entry[:7].isascii() and entry[:7].isdigit():
-        return int(entry[:7]), 0
     match = _NAME.match(entry)
-    return None if match is None else (int(match.group(1)), int(match.group(2) or 0))
+    if match is None:
+        return None
+    shard, version = int(match.group(1)), int(match.group(2) or 0)
+    return (shard, version) if name(shard, version) == entry else None  # never two names of one
 
 
 def listed(folder: str, files: Files = LOCAL) -> dict[int, list[str]]:
