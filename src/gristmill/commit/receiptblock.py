@@ -73,7 +73,8 @@ def read(generation: Generation, shards: Sequence[int], versions: Mapping[int, S
     made = _Columns(generation.number)
 
     def content(shard: int) -> bytes:
-        return files.read(join(folder, receipts.name(shard, versions.get(shard, (0,))[0])))
+        version = versions[shard][0] if shard in versions else 0
+        return files.read(f"{folder}/{receipts.name(shard, version)}")
 
     for shard, data in zip(shards, files.map(content, shards), strict=True):
         if shard not in versions and made.quick(shard, data):

@@ -123,8 +123,14 @@ class LocalFiles:
 
     def read(self, path: str) -> bytes:
         """All of a file."""
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # half the time of `open`: most are small
+        try:
+            pieces = [os.read(file, 1 << 16)]
+            while pieces[-1]:
+                pieces.append(os.read(file, 1 << 16))
+        finally:
+            os.close(file)
+        return b"".join(pieces)
 
     # ------------------------------------------------ folders, built from the operations above
 

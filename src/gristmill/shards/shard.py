@@ -259,8 +259,14 @@ class ShardTable:
         return int(self._sums(self._columns["rows"], numbers))
 
     def _sums(self, values: np.ndarray, numbers: Sequence[int] | np.ndarray) -> Any:
-        before = np.concatenate(([0], np.cumsum(values)))
         of = np.asarray(numbers, np.int64)
+        if 2 * len(of) > len(self):  # nearly all, as a rule: the others are few
+            others = np.ones(len(self), np.bool_)
+            others[of] = False
+            return values.sum() - self._sums(values, np.flatnonzero(others))
+        if not len(of):
+            return 0
+        before = np.concatenate(([0], np.cumsum(values)))
         return (before[self._bounds[of + 1]] - before[self._bounds[of]]).sum()
 
     def weight(self, number: int) -> int:
