@@ -2,6 +2,8 @@
 
     python benchmarks/scale_plan.py [--shards 1000000] [--files 100000] [--folder DIR]
 
+and, on a simulated clock, 10^10 rows on 1,000 workers.
+
 Each step is a process of its own, so that its seconds (of the wall, and of the CPUs with all its workers) and the most
 memory it has held are its own. A shard is one row. The receipts of the workers are written directly, not by the commit
 function (a million fsyncs measure a disk, not us), and their work files are names of a few equal files of one row.
@@ -168,7 +170,96 @@ def files(folder: Path, count: int) -> None:
     assert resolved.rows == 10 * count
 
 
-STEPS: dict[str, Callable[[Path, int], None]] = {f.__name__: f for f in (plan, fill, resume, again, files)}
+def simulate(folder: Path, _: int, workers: int = 1000, rows: int = 10**10) -> None:
+    """A run of so many rows on so many workers, with a clock that is simulated and the feed and tally of real runs:
+    what the driver takes for each event, how long after the last row would be ideal the run ends, and what an object
+    store is asked. A worker dies in one of a thousand shards.
+    """
+    import heapq
+    import random
+
+    import numpy as np
+    import pyarrow as pa
+
+    from gristmill.driver.shardfeed import ShardFeed
+    from gristmill.driver.tally import Tally
+    from gristmill.process.messages import Death, Item, Outcome, Started
+    from gristmill.shards import shard
+    from gristmill.shards.shard import Selection, ShardTable
+    from gristmill.shards.sourcefiles import FileInfo, SourceFile
+    from gristmill.worker.recipe import Task
+
+    chance, a_second = random.Random(7), 10_000.0  # rows of one worker
+    whole = SourceFile("x.parquet", rows * 100, "1")
+    info = FileInfo(whole, rows, np.array([0, rows]), True, pa.schema([]), np.array([rows]))
+    each = min(shard.MOST_ROWS, rows // (shard.SHARDS_PER_WORKER * workers))
+    steps = Steps()
+    table = ShardTable(shard.cut([info], Selection.everything([info]), each, workers), [whole], np.array([rows]))
+    feed, tally, events = ShardFeed(workers), Tally(), list[tuple[float, int, str, Item | None]]()
+    feed.begin(lambda number: Task("score", table[number]), range(len(table)))
+    tally.begin(table, None)
+    held, busy, seconds, answers, deaths = dict[str, list[Item]](), 0.0, 0.0, list[float](), 0
+
+    def give(worker: str, now: float) -> None:
+        while len(held[worker]) < 2 and isinstance(item := feed.take(worker), Item):
+            held[worker].append(item)
+            if len(held[worker]) == 1:
+                begin(worker, now)
+
+    def begin(worker: str, now: float) -> None:
+        item = held[worker][0]
+        takes = (item.value.shard.rows or 0) / a_second * chance.uniform(0.9, 1.2)
+        heapq.heappush(events, (now + takes, len(answers), worker, item))
+
+    def hear(event: Any) -> None:
+        feed.on(event)
+        tally.hear(event)
+
+    for n in range(workers):
+        held[f"w{n}"] = []
+        hear(Started(f"w{n}"))
+        give(f"w{n}", 0.0)
+    while events:
+        seconds, _, worker, item = heapq.heappop(events)
+        assert item is not None
+        begun, had = time.perf_counter(), [i.key for i in held[worker]]
+        if died := chance.random() < 0.001:
+            deaths, held[worker] = deaths + 1, []
+            hear(Death(worker, tuple(had), lost="its machine was taken away"))
+            hear(Started(worker))
+        else:
+            number, _, _ = item.key.partition(".")
+            size = table.rows_of(int(number)) or 0
+            busy += size / a_second
+            held[worker].pop(0)
+            counts = (size, size, 0, 0, size, 0, 0, size)
+            value = {
+                "shard": int(number),
+                "counts": counts,
+                "figures": {"model_seconds": 1.0},
+                "errors": {},
+                "flying": 0,
+            }
+            hear(Outcome(worker, item.key, value))
+            if held[worker]:
+                begin(worker, seconds)
+        give(worker, seconds)
+        if died:  # what it gave back may be for one that has nothing to do
+            for other in [w for w in held if not held[w]]:
+                give(other, seconds)
+        answers.append(time.perf_counter() - begun)
+    assert len(feed.committed) == len(table) and tally.sums().counts.ok == rows and feed.fatal is None
+    steps.done(f"simulated: {rows:.0e} rows, {len(table):,} shards, {workers:,} workers, {deaths} deaths")
+    puts, reads = 3 * len(table), 3 * len(table)
+    print(
+        f"  {seconds / 3600:.1f} h, {seconds / (busy / workers):.3f} of all workers always at work; the driver needs "
+        f"{np.mean(answers) * 1e6:.0f} microseconds an event, {len(answers) / seconds:.1f} events a second; an object "
+        f"store gets {puts:,} PUTs ({puts / seconds:.0f} a second), {reads:,} reads, and "
+        f"{4 * -(-len(table) // 1000):,} listings: {puts * 5e-6 + reads * 0.4e-6:.2f} dollars"
+    )
+
+
+STEPS: dict[str, Callable[[Path, int], None]] = {f.__name__: f for f in (plan, fill, resume, again, files, simulate)}
 
 
 def main() -> None:
@@ -188,7 +279,11 @@ def main() -> None:
             profile.dump_stats(f"{given.profile}.{given.step}")
         return
     folder = tempfile.mkdtemp(prefix="scale-", dir=given.folder)
-    steps = [*(["files"] if given.files else []), *(["plan", "fill", "resume", "again"] if given.shards else [])]
+    steps = [
+        *(["simulate"] if given.shards else []),
+        *(["files"] if given.files else []),
+        *(["plan", "fill", "resume", "again"] if given.shards else []),
+    ]
     try:
         for step in steps:
             counts = ["--shards", str(given.shards), "--files", str(given.files)]
