@@ -104,7 +104,7 @@ def resume_shards(folder: Path, count: int, left: int = 10) -> None:
         path = work.with_name(f"part-{n:07d}.g1.parquet.made.tmp")
         path.write_bytes(content)
         mine = Part(os.path.relpath(path, root), f"part-{n:07d}.g1.parquet", 1, part.bytes, part.sha256, "rows")
-        Path(generation.receipts, receipts.name(n)).write_bytes(Receipt(n, "made", ONE_ROW, (mine,)).sealed())
+        Path(generation.receipts, receipts.name(n)).write_bytes(Receipt(n, "made", ONE_ROW, (mine,)).dump())
     assert sha256_of(str(work)) == part.sha256
     phases = Phases()
     report = job.run(observer=phases)
