@@ -28,7 +28,7 @@ def counted(s: Scored) -> dict[str, int]:
     """
     if s.generation.kind != "update":
         return {}
-    told = {name: int(sum(x.figures.get(name, 0) for x in s.receipts)) for name in (KEPT, SCORED)}
+    told = {name: int(s.receipts.sums.figures.get(name, 0)) for name in (KEPT, SCORED)}
     found = {"kept": told[KEPT], "scored": told[SCORED]}
     gone = _gone(s, published(s.root, s.files))
     return found if gone is None else {**found, "gone": gone}
@@ -43,7 +43,7 @@ def _gone(s: Scored, before: Publication) -> int | None:
         if then is None or now is None or then.key != now.key:
             return None
         old += [(member, x) for x in receipts.standing(member.receipts, s.files).values()]
-    new = [(s.generation, x) for x in s.receipts]
+    new = [(s.generation, x) for x in s.receipts.values()]
     both = Counter(_digests(old)) & Counter(_digests(new))  # shards that were taken over
     schema = pa.schema([("key", pa.uint64())])
 
