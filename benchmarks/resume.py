@@ -28,7 +28,7 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import generations
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.driver import planning
-from gristmill.driver.run import Run
+from gristmill.driver.run import streamed
 from gristmill.files.disk import LocalFiles, sha256_of
 from gristmill.observe.events import Note, Progress
 
@@ -92,7 +92,7 @@ def resume_shards(folder: Path, count: int, left: int = 10) -> None:
     pq.write_table(pa.table({"id": np.arange(count), "x": np.ones(count)}), folder / "in.parquet")
     root = folder / "shards"
     job: Any = gm.Job(str(folder / "in.parquet"), double, gm.sink(str(root), keep=["id"]), workers=0, shard_rows=1)
-    running = Run(job.spec, stream=True).shards()  # a stream gives control back after each shard
+    running = streamed(job.spec)  # a stream gives control back after each shard
     next(running)
     running.close()
     generation = generations(str(root))[0]
@@ -104,7 +104,7 @@ def resume_shards(folder: Path, count: int, left: int = 10) -> None:
         path = work.with_name(f"part-{n:07d}.g1.parquet.made.tmp")
         path.write_bytes(content)
         mine = Part(os.path.relpath(path, root), f"part-{n:07d}.g1.parquet", 1, part.bytes, part.sha256, "rows")
-        Path(generation.receipts, receipts.name(n)).write_bytes(Receipt(n, "made", ONE_ROW, (mine,)).sealed())
+        Path(generation.receipts, receipts.name(n)).write_bytes(Receipt(n, "made", ONE_ROW, (mine,)).dump())
     assert sha256_of(str(work)) == part.sha256
     phases = Phases()
     report = job.run(observer=phases)

@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gristmill.shards.shard import MOST_ROWS, Selection, ShardTable, count, cut, rows_between
+from gristmill.shards.shard import MOST_ROWS, RANGES, Selection, ShardTable, count, cut, rows_between
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
 SCHEMA = pa.schema([("x", pa.int64())])
@@ -106,3 +106,15 @@ def test_shards_are_about_as_large_as_asked(extent: int, rows_a_shard: int, work
 
 def _rows(table: pa.Table) -> list[tuple[int, int, int, int, int]]:
     return list(zip(*(table.column(n).to_pylist() for n in table.column_names), strict=True))
+
+
+@given(st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=3), max_size=12), st.data())
+def test_the_rows_of_some_shards(shards: list[list[int]], data: st.DataObject) -> None:
+    """Of few, of most, of all and of none: what each has, added up."""
+    rows = [(n, 0, 10 * k, 10 * k + 2 * size, size) for n, sizes in enumerate(shards) for k, size in enumerate(sizes)]
+    columns = list(zip(*rows, strict=True)) or [()] * len(RANGES)
+    table = pa.table([pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES)
+    found = ShardTable(table, [SourceFile("x", 1, "1")], np.array([1000]))
+    some = data.draw(st.lists(st.sampled_from(range(len(shards))), unique=True)) if shards else []
+    assert found.rows_in(some) == sum(sum(shards[n]) for n in some)
+    assert found.weight_of(some) == sum(found.weight(n) for n in some)

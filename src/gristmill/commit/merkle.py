@@ -5,7 +5,7 @@ few hashes shows that a leaf is among them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,14 +25,20 @@ def leaf(data: bytes) -> bytes:
     return hashlib.sha256(b"\0" + data).digest()
 
 
-def root(leaves: Sequence[bytes]) -> bytes:
-    """The root over hashes of leaves, in their order."""
-    level = list(leaves)
-    if not level:
+def root(leaves: Iterable[bytes]) -> bytes:
+    """The root over hashes of leaves, in their order, which are taken one at a time."""
+    whole: list[tuple[int, bytes]] = []  # trees over leaves before this one, with their heights, which fall
+    for found in leaves:
+        height, top = 0, found
+        while whole and whole[-1][0] == height:
+            height, top = height + 1, _pair(whole.pop()[1], top)
+        whole.append((height, top))
+    if not whole:
         return hashlib.sha256(b"").digest()
-    while len(level) > 1:  # a last one without a partner goes up as it is, which is the tree of the RFC
-        level = _above(level)
-    return level[0]
+    _, top = whole.pop()
+    while whole:  # a last one without a partner goes up as it is, which is the tree of the RFC
+        top = _pair(whole.pop()[1], top)
+    return top
 
 
 def path(leaves: Sequence[bytes], index: int) -> tuple[Step, ...]:

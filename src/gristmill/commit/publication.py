@@ -5,19 +5,19 @@ builds on, so of two drivers one publishes and the other gets an error; `_SUCCES
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import pyarrow as pa
 
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Indexed, Live, ResultRecord, Success
 from gristmill.commit.generation import Generation, meta
+from gristmill.commit.live import LiveFiles
 from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadSource, CorruptStore, SinkBusy
 from gristmill.files.contract import Files
@@ -27,27 +27,15 @@ SUCCESS = "_SUCCESS"
 INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan
 PATIENT = 50  # attempts at replacing _SUCCESS while others do so, a second in all
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
-_LISTED = pa.schema(
-    [
-        ("name", pa.string()),
-        ("work", pa.string()),
-        ("rows", pa.int64()),
-        ("bytes", pa.int64()),
-        ("sha256", pa.string()),
-        ("role", pa.string()),
-        ("generation", pa.int64()),
-        ("shard", pa.int64()),
-    ]
-)
 
 
-def live_of(generation: Generation, receipts: Sequence[Receipt]) -> list[Live]:
+def live_of(generation: Generation, receipts: Iterable[Receipt]) -> LiveFiles:
     """The files that a generation's receipts commit."""
-    return [
+    return LiveFiles.listed(
         Live(p.publish, p.work, p.rows, p.bytes, p.sha256, p.role, generation.number, r.shard)
         for r in receipts
         for p in r.parts
-    ]
+    )
 
 
 @dataclass(frozen=True)
@@ -78,25 +66,22 @@ class Publication:
         """The number of the last publication of another result, which may still have readers; 0 for none."""
         return self.number - 1 if self.body.before is None else self.body.before
 
-    def live(self) -> list[Live]:
+    def live(self) -> LiveFiles:
         """Its files, with those of its index. Raises CorruptStore if their table is missing or damaged."""
         index = () if self.body.index is None else self.body.index.files
-        return [*(self._listed() if self.body.files is None else self.body.files), *index]
+        return (self._listed() if self.body.files is None else LiveFiles.listed(self.body.files)) + index
 
-    def _listed(self) -> list[Live]:
+    def _listed(self) -> LiveFiles:
         path = join(self.root, self.body.files_table or "")
         try:
-            with self.files.local(path) as name:
-                if self.files.digest(path)[1] != self.body.files_sha256:
-                    raise CorruptStore(f"{path}: is not what _SUCCESS says: start over with --restart (restart=True)")
-                with pa.memory_map(name) as source:
-                    table = pa.ipc.open_file(source).read_all()
+            data = self.files.read(path)
         except FileNotFoundError:
             raise CorruptStore(
                 f"{path}: missing, which _SUCCESS names: start over with --restart (restart=True)"
             ) from None
-        columns = (table.column(n).to_pylist() for n in _LISTED.names)
-        return [Live(*values) for values in zip(*columns, strict=True)]
+        if hashlib.sha256(data).hexdigest() != self.body.files_sha256:
+            raise CorruptStore(f"{path}: is not what _SUCCESS says: start over with --restart (restart=True)")
+        return LiveFiles.stored(data)
 
 
 # ---------------------------------------------------------------- finding the latest
@@ -190,7 +175,7 @@ def of_generation(root: str, number: int, files: Files = LOCAL) -> Publication:
         raise BadSource(
             f"{root}: no result was published with generation {number}: there are {', '.join(map(str, known))}"
         )
-    live = [f for f in found.live() if f.role in ("rows", "ids")]
+    live = found.live().of("rows", "ids")
     sizes = sizes_of(root, {name for f in live for name in (f.name, f.work)}, files)
     if gone := [f.name for f in live if f.bytes not in (sizes.get(f.work), sizes.get(f.name))]:
         raise BadSource(
@@ -209,9 +194,7 @@ def success(root: str, files: Files = LOCAL) -> Success | None:
 # ---------------------------------------------------------------- making the next
 
 
-def create(
-    generation: Generation, about: ResultRecord, live: Sequence[Live], index: Indexed | None = None
-) -> Publication:
+def create(generation: Generation, about: ResultRecord, live: LiveFiles, index: Indexed | None = None) -> Publication:
     """Publish a generation as the successor of the publication it was made from: the one step that decides. The same
     generation published twice is one publication. `live` are its files, without those of its index.
 
@@ -236,7 +219,7 @@ def create(
 
 def _reduced(found: Publication) -> tuple[Mapping[str, str], set[tuple[str, str]]]:
     """What a result was reduced by, and to which files: where that alone is new, its generation tells nothing."""
-    return dict(found.body.reduced_by), {(f.name, f.sha256) for f in found.live() if f.role == "reduced"}
+    return dict(found.body.reduced_by), {(f.name, f.sha256) for f in found.live().of("reduced")}
 
 
 def again(found: Publication, index: Indexed | None = None) -> Publication:
@@ -281,13 +264,11 @@ def revoke(generation: Generation, folder: str, receipt: Receipt) -> None:
     files.write_over(join(folder, receipts.name(receipt.shard, receipt.version)), b"")
 
 
-def _write_table(generation: Generation, live: Sequence[Live]) -> tuple[str, str]:
+def _write_table(generation: Generation, live: LiveFiles) -> tuple[str, str]:
     """Write the table of live files. Returns its path below the root, and its digest."""
     files, path = generation.files, join(generation.folder, f"live.{secrets.token_hex(4)}.arrow")
     with files.create(path) as out:
-        rows = pa.table({name: [getattr(f, name) for f in live] for name in _LISTED.names}, _LISTED)
-        with pa.ipc.new_file(out, _LISTED, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-            writer.write_table(rows)
+        live.write(out)
         files.sync(out)
     digest = files.digest(path)[1]
     files.settle([path])

@@ -7,17 +7,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.commit import publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Indexed, Live, ResultRecord, Settled
 from gristmill.commit.generation import Generation, generations, meta, pending
+from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import SUCCESS, Publication
-from gristmill.commit.receipt import Part, Receipt
+from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadJob, CorruptStore, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, META, join, sizes_of
@@ -29,31 +31,36 @@ SETTLED = "settled.json"
 EXTRAS = ("_index", "_reduced")  # folders of the files that are made of the rows of a result
 
 
-def link_parts(files: Files, generation: Generation, done: Sequence[Receipt]) -> None:
+def link_parts(files: Files, generation: Generation, parts: LiveFiles) -> None:
     """Give every committed part its visible name. A name that already has the same content is fine; other content is an
     error.
     """
-    parts = [part for receipt in done for part in receipt.parts]
-    targets = list(files.map(lambda part: _link(files, generation.root, part), parts))
-    files.settle([*targets, join(generation.root, SUCCESS)])
+    root, folders = generation.root, {""}
+
+    def link(part: tuple[str, str, int, str]) -> None:
+        name, work, size, digest = part
+        folders.add(name.rpartition("/")[0])
+        _link(files, join(root, work), join(root, name), size, digest)
+
+    for _ in files.map(link, parts.tuples("name", "work", "bytes", "sha256")):
+        pass
+    files.settle([join(root, f"{folder}/{SUCCESS}".lstrip("/")) for folder in sorted(folders)])  # a name of each
 
 
-def _link(files: Files, root: str, part: Part) -> str:
-    work, target = join(root, part.work), join(root, part.publish)
+def _link(files: Files, work: str, target: str, size: int, sha256: str) -> None:
     try:
         files.link(work, target)
     except FileExistsError:
-        if not files.same(target, work, part.bytes, part.sha256):
+        if not files.same(target, work, size, sha256):
             raise RunFailed(
                 f"{target}: a file that this run did not write has this name: move it away and run again"
             ) from None
     except FileNotFoundError:
         # Already published and the work file cleaned up, or lost.
-        if not files.same(target, work, part.bytes, part.sha256):
+        if not files.same(target, work, size, sha256):
             raise CorruptStore(
                 f"{work}: committed, but the file is gone: run again with --restart (restart=True)"
             ) from None
-    return target
 
 
 def put_back(root: str, files: Files) -> list[str]:
@@ -62,9 +69,10 @@ def put_back(root: str, files: Files) -> list[str]:
     rows, by a job that asks for it: an index, and what was reduced. Returns the restored names.
     """
     result = publication.published(root, files)
-    live = [f for f in result.live() if f.role not in ("manifest", "dead")]  # readers may clear away dead letters
-    there = sizes_of(root, {f.name for f in live}, files)
-    wrong = [f for f in live if there.get(f.name) != f.bytes]
+    live = result.live().but("manifest", "dead")  # readers may clear away dead letters
+    whole = list(files.as_long(root, live.tuples("name", "bytes")))
+    wrong = [] if all(whole) else [f for f, same in zip(live, whole, strict=True) if not same]
+    there = sizes_of(root, {f.name for f in wrong}, files)
     kept = sizes_of(root, {f.work for f in wrong}, files)
     made_again = {f.name for f in wrong if f.role in ("index", "reduced") and kept.get(f.work) != f.bytes}
     wrong = [f for f in wrong if f.name not in made_again]
@@ -82,9 +90,7 @@ def put_back(root: str, files: Files) -> list[str]:
     return [f.name for f in wrong]
 
 
-def publish(
-    generation: Generation, about: ResultRecord, live: Sequence[Live], index: Indexed | None = None
-) -> Publication:
+def publish(generation: Generation, about: ResultRecord, live: LiveFiles, index: Indexed | None = None) -> Publication:
     """Make this generation the sink's result, unless it already is. Raises SinkBusy if another one was quicker."""
     made = publication.create(generation, about, live, index)
     settle(generation.root, generation.files)
@@ -117,8 +123,9 @@ def leftover(newest: Publication) -> set[str]:
     if (settled := _settled(newest)) == newest.number:
         return set()
     between = [publication.load(newest.root, n, newest.files) for n in range(max(settled, 1), newest.number)]
-    names = {f.name for f in newest.live()}
-    return {f.name for p in between for f in _readable(p)} - names | {*_unlisted(newest, names)}
+    live = newest.live()
+    names = {name for (name,) in live.tuples("name")}
+    return {f.name for p in between for f in _readable(p)} - names | {*_unlisted(newest, live)}
 
 
 def _superseded(newest: Publication) -> bool:
@@ -156,13 +163,13 @@ def sweep(root: str, files: Files) -> None:
     """
     newest = publication.published(root, files)
     begun = pending(generations(root, files), newest.number)
-    if begun is None and _unlisted(newest, {f.name for f in newest.live()}):
+    if begun is None and _unlisted(newest, newest.live()):
         give_up(newest)
 
 
 def linked(generation: Generation, latest: Publication) -> bool:
     """Whether files of an unfinished generation are visible in the sink: a run was stopped just before it published."""
-    strange = set(strangers(generation.root, {f.name for f in latest.live()}, generation.files))
+    strange = set(strangers(generation.root, {name for (name,) in latest.live().tuples("name")}, generation.files))
     return bool(strange) and not strange.isdisjoint(committed(generation))
 
 
@@ -170,16 +177,17 @@ def linked(generation: Generation, latest: Publication) -> bool:
 
 
 def _retire(
-    newest: Publication, live: Sequence[Live], before: Publication | None, between: Sequence[Publication | None]
+    newest: Publication, live: LiveFiles, before: Publication | None, between: Sequence[Publication | None]
 ) -> None:
     """Remove the visible names of results since the last settled one, unless they are in this one. Files of the
     previous result stay readable as work files until the next publication, for those still reading it.
     """
-    files, root, names = newest.files, newest.root, {f.name for f in live}
-    read = {f.work for f in _readable(before)}
+    files, root = newest.files, newest.root
+    names = {name for (name,) in live.tuples("name")} if between else set[str]()
+    read = set[str]() if files.free_links else {f.work for f in _readable(before)}
     gone = {f.name: f for p in between for f in _readable(p) if f.name not in names}
     missing = any(p is None for p in between)
-    found = {*(_of_lost(newest, names) if missing else ()), *_unlisted(newest, names)} - gone.keys()
+    found = {*(_of_lost(newest, names) if missing else ()), *_unlisted(newest, live)} - gone.keys()
     if _superseded(newest):
         return
 
@@ -194,12 +202,14 @@ def _retire(
     _gone(files, [join(root, name) for name in (*gone, *sorted(found))])
 
 
-def _unlisted(newest: Publication, names: set[str]) -> list[str]:
+def _unlisted(newest: Publication, live: LiveFiles) -> list[str]:
     """Visible index and reduced files that receipts of this result's generations commit and that it does not list: of
     another index or function than those that it was published with in the end.
     """
     root, files = newest.root, newest.files
-    seen = {f"{folder}/{name}" for folder in EXTRAS for name in files.below(join(root, folder), META)} - names
+    seen = {f"{folder}/{name}" for folder in EXTRAS for name in files.below(join(root, folder), META)}
+    if seen:
+        seen.difference_update(name for (name,) in live.tuples("name"))
     if not seen:
         return []
     found: set[str] = set()
@@ -226,39 +236,58 @@ def _copied_back(files: Files, visible: str, work: str) -> None:
         return  # done before
 
 
-def _readable(found: Publication | None) -> list[Live]:
+def _readable(found: Publication | None) -> LiveFiles:
     """A publication's files; none if their table is lost, as nobody can read them without it."""
     try:
-        return [] if found is None else found.live()
+        return LiveFiles() if found is None else found.live()
     except CorruptStore:
-        return []
+        return LiveFiles()
 
 
-def _forget(newest: Publication, live: Sequence[Live], before: Publication | None) -> None:
+def _forget(newest: Publication, live: LiveFiles, before: Publication | None) -> None:
     """Remove generations with no rows in this result or the previous one: first the files in their receipts, then their
     folders. Of the others, remove work files that nobody reads. Anything begun after this publication is left alone.
     """
     files, root = newest.files, newest.root
-    kept = {f.work for f in live if files.free_links or f.role in ("manifest", "dead")}
-    kept |= {f.work for f in _readable(before)}
-    names = {f.name for f in live}
+    kept = _Names((live if files.free_links else live.of("manifest", "dead")) + _readable(before))
     members = {*newest.generations, *(before.generations if before is not None else ())}
     for generation in generations(root, files):
         if generation.lost or (generation.number not in members and generation.predecessor >= newest.number):
             continue
         if generation.number in members:
-            works = [join(generation.work, n) for n in files.names(generation.work)]
-            _each(files, files.remove, [w for w in works if w[len(root) + 1 :] not in kept])
+            start = f"{generation.work[len(root) + 1 :]}/"
+            works = kept.others(start + name for name in files.entries(generation.work))
+            _each(files, files.remove, [join(root, work) for work in works])
             files.remove_folder(generation.suspects)
             files.remove_folder(generation.journal)
             files.remove_folder(generation.once)
         elif files.holds(generation.folder):
+            names = {name for (name,) in live.tuples("name")}
             given = [name for name in committed(generation) if name not in names]
             files.remove_folder(generation.work)  # first, so that a run that is still linking finds nothing to link
             visible = [join(root, name) for name in given]
             _each(files, files.remove, visible)
             _gone(files, visible)
             files.remove_folder(generation.folder)
+
+
+class _Names:
+    """The work files of live ones, of which very many take eight bytes each: a file that is none of them is taken for
+    one, and stays, once in some trillions of files.
+    """
+
+    def __init__(self, live: LiveFiles) -> None:
+        self._hashes = np.fromiter((hash(work) for (work,) in live.tuples("work")), np.int64)
+        self._hashes.sort()
+
+    def others(self, works: Iterable[str]) -> Iterator[str]:
+        """Those that are none of them."""
+        rest = iter(works)
+        while some := list(itertools.islice(rest, 1 << 14)):
+            hashes = np.fromiter(map(hash, some), np.int64, len(some))
+            at = np.searchsorted(self._hashes, hashes)
+            known = self._hashes[np.minimum(at, len(self._hashes) - 1)] == hashes if len(self._hashes) else at < 0
+            yield from itertools.compress(some, (~known).tolist())
 
 
 def committed(generation: Generation) -> list[str]:
@@ -338,7 +367,7 @@ def refuse_foreign(root: str, overwrite: bool, files: Files = LOCAL, *, manifest
 # ---------------------------------------------------------------- npy's manifest
 
 
-def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Live]) -> Live:
+def manifest(generation: Generation, done: Iterable[Receipt], base: LiveFiles) -> Live:
     """npy's manifest.parquet as a file of the result: input_path, output_path, rows, one row for each pair, in plan
     order, after those of the `base` that this generation adds to.
     """
@@ -346,9 +375,8 @@ def manifest(generation: Generation, done: Sequence[Receipt], base: Sequence[Liv
 
     files, root = generation.files, generation.root
     rows: list[dict[str, Any]] = []
-    for old in base:
-        if old.role == "manifest":
-            rows += pq.read_table(pa.BufferReader(_manifest_of(root, files, old))).to_pylist()
+    for old in base.of("manifest"):
+        rows += pq.read_table(pa.BufferReader(_manifest_of(root, files, old))).to_pylist()
     for receipt in done:
         rows += [{"input_path": i, "output_path": p.publish, "rows": n} for i, p, n in receipts.inputs_of(receipt)]
     sink = pa.BufferOutputStream()
@@ -379,7 +407,7 @@ def _keep_manifest(root: str, files: Files) -> None:
     target, wrote = join(root, MANIFEST), False
     for attempt in itertools.count(1):
         newest = publication.published(root, files)
-        wanted = next((f for f in newest.live() if f.role == "manifest"), None)
+        wanted = next(iter(newest.live().of("manifest")), None)
         if wanted is None:
             if wrote:  # too late: the latest result has none
                 files.remove(target)

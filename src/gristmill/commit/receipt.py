@@ -125,6 +125,15 @@ def name(shard: int, version: int = 0) -> str:
     return f"{shard:07d}.json" if version == 0 else f"{shard:07d}.{version}.json"
 
 
+def numbered(entry: str) -> tuple[int, int] | None:
+    """The shard and version of a receipt by its file name; None for any other name."""
+    match = _NAME.match(entry)
+    if match is None:
+        return None
+    shard, version = int(match.group(1)), int(match.group(2) or 0)
+    return (shard, version) if name(shard, version) == entry else None  # never two names of one
+
+
 def listed(folder: str, files: Files = LOCAL) -> dict[int, list[str]]:
     """Receipt files by shard, the lowest version first. Nothing is opened."""
     found: dict[int, list[tuple[int, str]]] = {}

@@ -7,12 +7,14 @@ reduced, are made of the rows, and are not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 from gristmill.commit import merkle
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Sealed
 from gristmill.commit.generation import PLAN, Generation
+from gristmill.commit.ledger import Ledger
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
 from gristmill.files.disk import join
@@ -28,7 +30,11 @@ def leaf_of_plan(checksum: str) -> bytes:
 
 def leaf_of_receipt(receipt: Receipt) -> bytes:
     """The leaf of a receipt, of a shard or of a file that parts were joined to."""
-    return merkle.leaf(f"{'joined' if receipt.of else 'shard'} {receipt.shard} {receipt.checksum}".encode())
+    return _leaf("joined" if receipt.of else "shard", receipt.shard, receipt.checksum)
+
+
+def _leaf(of: str, number: int, checksum: str) -> bytes:
+    return merkle.leaf(f"{of} {number} {checksum}".encode())
 
 
 def leaf_of_generation(found: Sealed) -> bytes:
@@ -50,13 +56,13 @@ def plan_checksum(generation: Generation) -> str:
     return unsealed(generation.files.read(path), path)[1]
 
 
-def sealed(generation: Generation, done: Mapping[int, Receipt] | None = None) -> Sealed:
+def sealed(generation: Generation, done: Ledger | None = None) -> Sealed:
     """A generation's root; its receipts that are `done` are not read again. Raises CorruptStore, FileNotFoundError."""
-    files = generation.files
-    found = receipts.standing(generation.receipts, files, done)
-    joined = receipts.standing(generation.joined, files)
-    all_of = leaves(plan_checksum(generation), found.values(), joined.values())
-    return Sealed(generation.number, merkle.root(all_of).hex(), len(all_of))
+    found = Ledger.of(generation, done)
+    joined = leaves("", (), receipts.standing(generation.joined, generation.files).values())[1:]
+    shards = (_leaf("shard", *one) for one in found.checksums())
+    every = itertools.chain([leaf_of_plan(plan_checksum(generation))], shards, joined)
+    return Sealed(generation.number, merkle.root(every).hex(), 1 + len(found) + len(joined))
 
 
 def root_of(all_of: Sequence[Sealed]) -> str:

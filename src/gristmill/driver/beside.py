@@ -56,7 +56,7 @@ class Beside:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         with contextlib.ExitStack() as stack:
             loads = [load for d in at.spec.deliver if (load := self._begin(at, d, stack)) is not None]
-            live: list[Live] = [] if at.base is None else at.base.live()
+            live: list[Live] = [] if at.base is None else list(at.base.live())
             known: dict[int, receipts.Receipt] = {}
             while loads and not self._over.is_set():
                 self._woken.wait()

@@ -4,7 +4,7 @@ its profile comes from, and what follows. The profile of a result is kept beside
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Drifted, ProfileRecord
 from gristmill.commit.drift import Finding, Side
 from gristmill.commit.generation import Generation, decode_schema, generations
-from gristmill.commit.publication import Publication, live_of
+from gristmill.commit.ledger import Ledger
+from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
 from gristmill.driver.choice import Chosen
 from gristmill.errors import BadJob, BadSource, CorruptStore, NewerFormat
@@ -38,15 +39,13 @@ class Staged:
 
     gates: Gates
     generation: Generation
-    receipts: Sequence[Receipt]
+    receipts: Ledger
     about: Described
     base: Publication | None
     storage: Any
 
     @staticmethod
-    def of(
-        spec: JobSpec, generation: Generation, done: Sequence[Receipt], about: Described, latest: Publication | None
-    ) -> Staged:
+    def of(spec: JobSpec, generation: Generation, done: Ledger, about: Described, latest: Publication | None) -> Staged:
         """What a generation has scored; `latest` is the result that it is added to, if it is added to one."""
         base = latest if generation.base is not None else None
         return Staged(spec.gates, generation, done, about, base, _storage(spec))
@@ -54,13 +53,13 @@ class Staged:
     @property
     def rows(self) -> int:
         """How many rows were scored."""
-        return sum(part.rows for receipt in self.receipts for part in receipt.parts if part.role == "rows")
+        return self.receipts.parts.of("rows").total("rows")
 
     def own(self) -> Profile | None:
         """The profile of these rows."""
-        found = summed(receipt.profile for receipt in self.receipts)
+        found = self.receipts.sums.profile
         files, root = self.generation.files, self.generation.root
-        parts = [f for f in live_of(self.generation, self.receipts) if f.role == "rows"]
+        parts = self.receipts.parts.of("rows")
         return _completed(
             found, self.gates.drift or (), self.about, self.rows,
             lambda: reading.dataset_of(root, files, parts, self.about),

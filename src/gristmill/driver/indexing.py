@@ -58,7 +58,7 @@ def again(at: Opened) -> None:
     at.refuse_late()
     found = _told(sinkindex.made(generation, result.live(), result.generations, about, by, None), at.log)
     at.refuse_late()
-    publish.link_parts(at.files, generation, [found.receipt])
+    publish.link_parts(at.files, generation, publication.live_of(generation, [found.receipt]))
     publication.again(result, found.index)
     publish.settle(at.root, at.files)
     at.log.tell(f"made an index by {', '.join(by)}")

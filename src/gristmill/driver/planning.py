@@ -134,7 +134,7 @@ class Resolved:
     @property
     def rows(self) -> int | None:
         """Source rows selected, or None if only reading can tell."""
-        known = [shard.rows_between(self.files[int(f)], int(a), int(b)) for f, a, b in self.selection.ranges]
+        known = [shard.rows_between(self.files[f], a, b) for f, a, b in self.selection.ranges.tolist()]
         return None if any(k is None for k in known) else self._of_all(sum(k for k in known if k is not None))
 
     def _of_all(self, selected: int) -> int:

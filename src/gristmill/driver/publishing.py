@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gristmill.commit import gates, nights, onefile, publication, publish, seals
-from gristmill.commit.documents import Described, Live, ResultRecord
+from gristmill.commit.documents import Described, ResultRecord
 from gristmill.commit.generation import generations, pending, sink_of
+from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import live_of
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import budgets, drifting, indexing, planning, summary, updatecounts
@@ -60,7 +61,7 @@ def published(s: Scored) -> Published:
         log.note("warning", f"{text}: run again with --append (append=True)")
     s.watch.look()
     tell_written(log, s.watch)
-    counts = sum((Counts(*x.counts) for x in s.receipts), Counts())
+    counts, own = s.receipts.counts, s.receipts.parts
     log.say(phase="publishing", **all_committed(s.plan.shards, counts))
     with log.gate():
         _gates(s, counts)
@@ -68,35 +69,37 @@ def published(s: Scored) -> Published:
         whole = _whole(s, counts)
         _audited(s, whole)
     s.refuse_late()
-    done = {r.shard: r for r in s.receipts}
-    updated = updatecounts.counted(s)  # by the shards' own receipts: joined ones are of files
+    joined: list[Receipt] | None = None
     if s.sink.joins:
         from gristmill.commit.merge import Joining
 
         joining = Joining(s.files, s.generation, s.resolved.sink_format, s.plan.schema, s.sink, _nights(s))
-        s = replace(s, receipts=tuple(joining.receipts(s.receipts)))
-    rows = [*whole.live, *live_of(s.generation, s.receipts)]
+        joined = joining.receipts(tuple(s.receipts.values()))
+        own = live_of(s.generation, joined)
+    rows = whole.live + own
     index = indexing.made(s, s.plan.about, rows, whole.generations)
     reducer = planning.reducer(s.spec)
     if reducer is not None:
-        made = Reduction(s.generation, rows, s.plan.about, reducer, log.warn).receipt()
-        s = replace(s, receipts=(*s.receipts, made))
+        own += live_of(s.generation, [Reduction(s.generation, rows, s.plan.about, reducer, log.warn).receipt()])
     s.refuse_late()
     try:
-        publish.link_parts(s.files, s.generation, [*s.receipts, *(() if index is None else (index.receipt,))])
+        more = () if index is None else live_of(s.generation, [index.receipt])
+        publish.link_parts(s.files, s.generation, own + more)
     except CorruptStore:
         s.refuse_late()  # whoever gave up this generation has removed its files
         raise
-    live = [*(f for f in whole.live if f.role not in ("manifest", "index")), *live_of(s.generation, s.receipts)]
+    live = whole.live.but("manifest", "index") + own
     if not s.resolved.sink_format.tables:
-        live.append(publish.manifest(s.generation, s.receipts, whole.live))
+        done = s.receipts.values() if joined is None else joined
+        live += [publish.manifest(s.generation, done, whole.live)]
     whole = replace(whole, live=live)
     compared.keep(s.generation)
-    record = _sealed(s, _record(s, whole, reducer, updated), done)
+    updated = updatecounts.counted(s)
+    record = _sealed(s, _record(s, whole, reducer, updated))
     publish.publish(s.generation, record, whole.live, None if index is None else index.index)
     onefile.settle(s.root, s.resolved.sink_format, s.sink.options, s.sink.overwrite, s.files)
     _tell(s, counts)
-    report = summary.finished(s, replace(whole, live=[*live, *(() if index is None else index.index.files)]))
+    report = summary.finished(s, replace(whole, live=live + (() if index is None else index.index.files)))
     report = replace(report, drift=compared.drift, updated=updated)
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
@@ -116,7 +119,7 @@ def _reduced_anew(at: Opened) -> None:
     on that, and publish the same rows with its files. Raises SinkBusy if another run publishes meanwhile.
     """
     reducer, result = planning.reducer(at.spec), publication.published(at.root, at.files)
-    made_before = [f for f in result.live() if f.role == "reduced"]
+    made_before = result.live().of("reduced")
     there = sizes_of(at.root, {f.name for f in made_before}, at.files)
     lost = [f.name for f in made_before if there.get(f.name) != f.bytes]
     if reducer is None:
@@ -133,20 +136,20 @@ def _reduced_anew(at: Opened) -> None:
         why = "its claim is lost" if own is None else "an unfinished run stands on it"
         at.log.note("warning", f"reduce {reducer.name} was not run on the result that is published: {why}")
         return
-    rows = [f for f in result.live() if f.role not in ("reduced", "index")]
+    rows = result.live().but("reduced", "index")
     at.refuse_late()
-    made = Reduction(own, rows, result.body, reducer, at.log.warn).receipt()
+    made = live_of(own, [Reduction(own, rows, result.body, reducer, at.log.warn).receipt()])
     at.refuse_late()
-    publish.link_parts(at.files, own, [made])
+    publish.link_parts(at.files, own, made)
     fields = {f.name: getattr(result.body, f.name) for f in dataclasses.fields(ResultRecord)}
     about = ResultRecord(**{**fields, "reduced_by": reducer.said()})
-    publish.publish(replace(own, predecessor=result.number), about, [*rows, *live_of(own, [made])], result.body.index)
+    publish.publish(replace(own, predecessor=result.number), about, rows + made, result.body.index)
     at.log.tell(f"nothing was scored; reduce {reducer.name} was run on the result that is published")
 
 
 def _gates(s: Scored, counts: Counts) -> None:
     gates.account(counts, None if s.retries else s.plan.shards.rows())
-    errors = summed(x.errors for x in s.receipts)
+    errors = s.receipts.sums.errors
     if warning := gates.warning(s.spec.gates, counts, errors):
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
     if not s.verbs.accept and not s.retries:
@@ -167,10 +170,10 @@ def _compared(s: Scored) -> Compared:
 
 def _whole(s: Scored, new: Counts) -> Whole:
     """The live result: the base's counts with this generation's added, but without this generation's files."""
-    errors, shards = summed(x.errors for x in s.receipts), len(s.plan.shards)
+    errors, shards = s.receipts.sums.errors, len(s.plan.shards)
     if s.base is None or s.generation.base is None:
-        return Whole(new, errors, shards, [s.generation.number], [])
-    body, live = s.base.body, [f for f in s.base.live() if f.role != "reduced"]  # which were made of fewer rows
+        return Whole(new, errors, shards, [s.generation.number], LiveFiles())
+    body, live = s.base.body, s.base.live().but("reduced")  # which were made of fewer rows
     before = Counts(*body.counts_list)
     numbers, shards = [*body.generations, s.generation.number], body.shards + shards
     if not s.retries:
@@ -178,7 +181,7 @@ def _whole(s: Scored, new: Counts) -> Whole:
     letters = reading.dead_letters(reading.letters_of(s.root, live, s.files), s.files)
     # All of the base's dead letters were scored again: those still dead are this generation's own.
     counts = retrying.combined(before, letters, new)
-    return Whole(counts, errors, shards, numbers, [f for f in live if f.role != "dead"])
+    return Whole(counts, errors, shards, numbers, live.but("dead"))
 
 
 def _audited(s: Scored, whole: Whole) -> None:
@@ -188,8 +191,8 @@ def _audited(s: Scored, whole: Whole) -> None:
     if not s.spec.audit:
         return
     root, files, about = s.root, s.files, s.plan.about
-    live: Sequence[Live] = [*whole.live, *live_of(s.generation, s.receipts)]
-    parts, beside = ([f for f in live if f.role == role] for role in ("rows", "ids"))
+    live = whole.live + s.receipts.parts
+    parts, beside = live.of("rows"), live.of("ids")
     staged = gates.Staged(
         whole.counts,
         tuple(reading.readable(root, parts, files)),
@@ -228,11 +231,11 @@ def _record(s: Scored, whole: Whole, reducer: Reducer | None, updated: Mapping[s
     )
 
 
-def _sealed(s: Scored, record: ResultRecord, done: Mapping[int, Receipt]) -> ResultRecord:
+def _sealed(s: Scored, record: ResultRecord) -> ResultRecord:
     """The record with the root over plans and receipts; without one if some of its base's are lost since."""
     members = [g for g in generations(s.root, s.files) if g.number in record.generations]
     try:
-        roots, root = seals.whole(members, s.base, seals.sealed(s.generation, done))
+        roots, root = seals.whole(members, s.base, seals.sealed(s.generation, s.receipts))
     except (CorruptStore, FileNotFoundError) as e:
         s.log.note("warning", f"the result has no root, and nothing can be proved of its rows: {e}")
         return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
+from gristmill.commit.ledger import Ledger
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import keeping, paces, probe, selection, shipping, sourcecheck, warmup
 from gristmill.driver.beside import Beside
@@ -22,6 +24,7 @@ from gristmill.driver.shardfeed import ShardFeed
 from gristmill.driver.tally import Tallied, Tally
 from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, BadOutput, CorruptStore, GateFailed, PlanChanged, RunFailed, SourceChanged
+from gristmill.files.disk import join
 from gristmill.fingerprint.loadedmodules import BUILT, changed
 from gristmill.job.secret import reveal
 from gristmill.observe import units
@@ -40,9 +43,9 @@ LEASE_LOOK = 2.0  # seconds between checks that this run still holds its sink
 
 @dataclass(frozen=True)
 class Scored(Planned):
-    """A plan whose shards are all committed, with their receipts in order; `sums` are of this run's part."""
+    """A plan whose shards are all committed, with their receipts; `sums` are of this run's part."""
 
-    receipts: tuple[Receipt, ...]
+    receipts: Ledger
     sums: Tallied
 
 
@@ -54,7 +57,7 @@ class Scoring:
     def __init__(self, chosen: Chosen, stops: machine.Stops) -> None:
         self.at = chosen if chosen.plan is None else Planned(**vars(chosen))
         self.tally = Tally()
-        self.receipts: dict[int, Receipt] = {}
+        self.receipts: Ledger | None = None
         self._stops = stops
         self._voided: set[int] = set()  # shards scored again because their files were gone
         self._warned: set[str] = set()  # the workers' warnings
@@ -85,14 +88,13 @@ class Scoring:
         if isinstance(at, Planned):
             keeping.adopt(at)
             shards = at.plan.shards
-            listed = receipts.listed(at.generation.receipts, at.files)
             whole = self._all_read()  # refuses receipts of a later version, before any work
-            at.log.say(**self.tally.begin(shards, self.receipts))
+            at.log.say(**self.tally.begin(shards, self._ledger))
             if whole and not at.stream:
                 return self._scored()
             self._check_early()
-            self._tell_lost([n for n in listed if n not in self.receipts])
             missing = self._missing()
+            self._tell_lost(self._ledger.torn)
             self._foresee(at, missing, None)
             feed.begin(at.task, missing)
         else:
@@ -116,8 +118,12 @@ class Scoring:
             feed.begin(self.planned.task, missing)
 
     def _scored(self) -> Scored:
-        done = tuple(self.receipts[n] for n in sorted(self.receipts))
-        return Scored(**vars(self.planned), receipts=done, sums=self.tally.sums())
+        return Scored(**vars(self.planned), receipts=self._ledger, sums=self.tally.sums())
+
+    @property
+    def _ledger(self) -> Ledger:
+        assert self.receipts is not None
+        return self.receipts
 
     def _as_planned(self) -> bool:
         """Whether there is a plan and the source files touched during the run still hold what was read of them: then
@@ -231,7 +237,7 @@ class Scoring:
             return
         self.at = at = probe.planned(self.at, answer)
         feed.begin(at.task, range(len(at.plan.shards)))
-        at.log.say(**self.tally.begin(at.plan.shards, {}))
+        at.log.say(**self.tally.begin(at.plan.shards, None))
         self._foresee(at, range(len(at.plan.shards)), probe.rate(at.resolved, answer))
 
     def _foresee(self, at: Planned, missing: Sequence[int], rate: float | None) -> None:
@@ -242,7 +248,7 @@ class Scoring:
             return
         shards, r = at.plan.shards, at.resolved
         rows = shards.rows()
-        share = sum(shards.weight(n) for n in missing) / (shards.total_weight() or 1)
+        share = shards.weight_of(missing) / (shards.total_weight() or 1)
         left = share * (r.estimated_rows if rows is None else rows)
         updates = at.generation.kind == "update"  # of which the first rows tell nothing: most are kept
         found = paces.forecast(r, left, at.root, at.files, updates)
@@ -263,7 +269,8 @@ class Scoring:
     # ------------------------------------------------ receipts
 
     def _missing(self) -> list[int]:
-        return [n for n in range(len(self.planned.plan.shards)) if n not in self.receipts]
+        found: list[int] = self._ledger.missing(len(self.planned.plan.shards)).tolist()
+        return found
 
     def _tell_lost(self, lost: Sequence[int]) -> None:
         if lost:
@@ -274,33 +281,36 @@ class Scoring:
     def _all_read(self) -> bool:
         """Read all receipts. Returns whether every shard has a valid one whose files are all there."""
         at = self.planned
-        self.receipts = receipts.standing(at.generation.receipts, at.files, self.receipts)
+        self.receipts = Ledger.of(at.generation, self.receipts)
         if not at.stream:  # a stream removes what was read
-            self._void_cut(at)
+            cut = self.receipts.cut_as_read
+            if self._void_cut(at, self.receipts.cut() if cut is None else cut):
+                self.receipts = Ledger.of(at.generation)
         return len(self.receipts) == len(at.plan.shards)
 
-    def _void_cut(self, at: Planned) -> None:
-        """Void the receipts of files that have been truncated or removed since. Raises CorruptStore the second time."""
+    def _void_cut(self, at: Planned, cut: Sequence[int]) -> Sequence[int]:
+        """Void the receipts of shards whose files have been truncated or removed since. Raises CorruptStore the second
+        time.
+        """
         g = at.generation
-        cut = receipts.cut(at.files, g.work, self.receipts.values())
         if cut:
             at.refuse_late()  # whoever gave up this generation has removed its files
-        for receipt in cut:
-            if receipt.shard in self._voided:
+        for shard in cut:
+            if shard in self._voided:
                 raise CorruptStore(
-                    f"{g.work}: the files of shard {receipt.shard} were cut or removed right after they were written: "
+                    f"{g.work}: the files of shard {shard} were cut or removed right after they were written: "
                     "find out what does that, and run again"
                 )
-            self._voided.add(receipt.shard)
-            publication.revoke(g, g.receipts, receipt)
-            del self.receipts[receipt.shard]
+            self._voided.add(shard)
+            publication.revoke(g, g.receipts, self._ledger[shard])
+        return cut
 
     def _refuse_unshared(self, committed: Collection[int]) -> None:
         """Raises RunFailed if none of the shards that workers have committed has a receipt here, even a little later,
         as on network file systems: if each machine had a folder of its own, shards would be scored again and again.
         """
         until = time.monotonic() + UNSEEN
-        while committed and not self._voided and self.receipts.keys().isdisjoint(committed):
+        while committed and not self._voided and not any(shard in self._ledger for shard in committed):
             if time.monotonic() > until:
                 what = units.plural(len(committed), "shard was", "shards were")
                 raise RunFailed(
@@ -312,8 +322,10 @@ class Scoring:
             self._all_read()
 
     def _one(self, number: int) -> Receipt:
-        files = self.at.files
-        found = receipts.valid(receipts.listed(self.at.generation.receipts, files).get(number, []), files)
+        files, folder = self.at.files, self.at.generation.receipts
+        with contextlib.suppress(CorruptStore, FileNotFoundError):
+            return Receipt.load_from(join(folder, receipts.name(number)), files)
+        found = receipts.valid(receipts.listed(folder, files).get(number, []), files)
         if found is None:
             raise RunFailed(f"shard {number}: its receipt does not read back: run again")
         return found

@@ -13,6 +13,7 @@ from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Verb
 from gristmill.commit.generation import Generation
+from gristmill.commit.ledger import Ledger
 from gristmill.commit.publication import Publication
 from gristmill.driver import sourcecheck
 from gristmill.driver.planning import Resolved
@@ -215,8 +216,7 @@ def left(held: Held, r: Resolved, append: bool) -> float:
     if not found.resumed:
         return float(found.resolved.estimated_rows)
     shards = generations.read_plan(begun).shards
-    done = receipts.standing(begun.receipts, begun.files)
-    missing = sum(shards.weight(n) for n in range(len(shards)) if n not in done)
+    missing = shards.weight_of(Ledger.of(begun).missing(len(shards)))
     return float(found.resolved.estimated_rows) * missing / (shards.total_weight() or 1)
 
 
@@ -234,7 +234,7 @@ def outlook(held: Held, r: Resolved, append: bool) -> str:
     """What a run would find in the sink, as a line; "" if it holds nothing. Nothing is claimed or written."""
     r, begun = held.known(_comparable(held, r)), held.unfinished
     if begun is not None and begun.planned:
-        done = len(receipts.standing(begun.receipts, begun.files))
+        done = len(Ledger.of(begun))
         shards = len(generations.read_plan(begun).shards)
         kind = "run" if begun.kind == "new" else begun.kind
         return f"an unfinished {kind}, {done} of {shards} shards done, which the next run of the same job resumes"
@@ -280,9 +280,8 @@ def _whole(held: Held, begun: Generation, r: Resolved) -> bool:
             return False
     except CorruptStore:
         return False
-    done = receipts.standing(begun.receipts, begun.files).values()
-    works = {p.work.rpartition("/")[2] for d in done for p in d.parts}
-    return works <= set(begun.files.names(begun.work))
+    works = (work.rpartition("/")[2] for (work,) in Ledger.of(begun).parts.tuples("work"))
+    return set(works) <= set(begun.files.names(begun.work))
 
 
 def _unfinished(held: Held, begun: Generation, uri: str, r: Resolved, append: bool, accept: bool) -> Choice:
@@ -323,7 +322,7 @@ def as_it_is(begun: Generation, lines: Sequence[str]) -> bool:
     """
     if not (lines and all(line.startswith("code:") for line in lines) and _refused(begun)):
         return False
-    return len(receipts.standing(begun.receipts, begun.files)) == len(generations.read_plan(begun).shards)
+    return len(Ledger.of(begun)) == len(generations.read_plan(begun).shards)
 
 
 def _published(held: Held, r: Resolved) -> bool:

@@ -4,7 +4,6 @@ driven by events. Whether a shard is tried again is decided in retries.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,6 +24,7 @@ from gristmill.process.messages import (
     Signal,
     Started,
 )
+from gristmill.shards.numbers import NumberQueue, Numbers
 from gristmill.worker.recipe import Task
 
 DOUBTS = 8  # consecutive shards, wherever they are, on which the model may fail throughout before the run stops
@@ -55,12 +55,12 @@ class ShardFeed:
     fatal: GristmillError | None = None
     stopped: bool = False
     probed: Any = None
-    committed: dict[int, Any] = field(default_factory=dict)
+    committed: Numbers = field(default_factory=Numbers)
     ok_rows: int = 0
     notes: list[Note] = field(default_factory=list)
 
     _task: Callable[[int], Task] | None = None
-    _pending: deque[int] = field(default_factory=deque)
+    _pending: NumberQueue = field(default_factory=NumberQueue)
     _doubted: dict[int, Failure] = field(default_factory=dict)
     _attempts: dict[int, Attempts] = field(default_factory=dict)
     _held: dict[str, list[int]] = field(default_factory=dict)
@@ -130,9 +130,7 @@ class ShardFeed:
             at = 1  # shard 0 is for the worker that has already scored its first rows
         if held and (self._careful(held[0]) or self._careful(self._pending[at])):
             return None  # a careful attempt has its worker for itself
-        number = self._pending[at]
-        del self._pending[at]
-        return number
+        return self._pending.take(at)
 
     def _careful(self, number: int) -> bool:
         return number in self._attempts and self._attempts[number].careful
@@ -166,7 +164,7 @@ class ShardFeed:
         """The model works: shards on which it failed throughout have bad rows, and are bisected."""
         self._in_doubt = 0
         for number in self._doubted:
-            self._attempts[number].proven = True
+            self._attempts.setdefault(number, Attempts()).proven = True
             self._again(number)
         self._doubted.clear()
 
@@ -180,7 +178,7 @@ class ShardFeed:
     def begin(self, task: Callable[[int], Task], numbers: Iterable[int]) -> None:
         """The plan is made: these shards are to be scored."""
         self._task = task
-        self._pending = deque(numbers)
+        self._pending = NumberQueue(numbers)
         self.probe = None
         if self._probe_attempt.careful and 0 in self._pending:  # suspects among its first rows are noted
             self._attempts[0] = Attempts(careful=True)
@@ -218,7 +216,9 @@ class ShardFeed:
         number = int(event.key.partition(".")[0])
         self._release(event.worker, number)
         if event.error is None:
-            self.committed[number] = event.value
+            self.committed.add(number)
+            if self._attempts.get(number) == Attempts():  # nothing is known of it that another attempt would need
+                del self._attempts[number]
             if (ok := event.value["counts"][-1]) > 0:
                 self.ok_rows += ok
                 self._best = max(self._best or (0.0, number), (ok / max(1, event.value["counts"][4]), number))
@@ -253,7 +253,7 @@ class ShardFeed:
             self._fail(error, "while scoring the first rows")
 
     def _failed(self, number: int, error: Failure) -> None:
-        attempt = self._attempts[number]
+        attempt = self._attempts.setdefault(number, Attempts())
         if error.kind in ("model", "memory") and not attempt.proven:
             self._doubted[number] = error
             self._in_doubt += 1
@@ -291,7 +291,9 @@ class ShardFeed:
                 continue
             number = int(name)
             if place == 0 and death.started:
-                self._bury(self._attempts[number], key if blame else "", death, f"shard {number}")
+                self._bury(
+                    self._attempts.setdefault(number, Attempts()), key if blame else "", death, f"shard {number}"
+                )
             self._again(number)
         shards = [key.partition(".")[0] for key in death.keys]
         which = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)}" if shards != ["probe"] else "the first rows"
@@ -326,7 +328,7 @@ class ShardFeed:
 
     def _again(self, number: int) -> None:
         self._attempts.setdefault(number, Attempts()).number += 1
-        self._pending.appendleft(number)
+        self._pending.put_first(number)
 
     def _release(self, worker: str, number: int) -> None:
         held = self._held.get(worker, [])

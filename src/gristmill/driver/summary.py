@@ -9,7 +9,7 @@ from typing import Any
 
 from gristmill.commit import journal
 from gristmill.commit import receipt as receipts
-from gristmill.commit.documents import Live
+from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import published
 from gristmill.driver import budgets, shipping
 from gristmill.driver.choice import Chosen
@@ -30,7 +30,7 @@ class Whole:
     errors: Mapping[str, float]
     shards: int
     generations: Sequence[int]
-    live: Sequence[Live]
+    live: LiveFiles
 
 
 SHORT = 1.0  # seconds of all workers together: with less, shares of their time show only their start
@@ -103,7 +103,7 @@ def finished(scored: Scored, whole: Whole) -> Report:
     """The report of a run that has published; `whole` is all of the live result."""
     report, own = _so_far(scored, scored.sums), scored.sums.figures
     time = sum(w.seconds for w in report.per_worker)
-    figures = summed({k: v for k, v in x.figures.items() if not k.startswith("input:")} for x in scored.receipts)
+    figures = scored.receipts.sums.figures
     padded = figures.get("padded", 0.0)
     busy = own.get("model_seconds", 0.0) / max(SHORT, time)
     root = published(scored.root, scored.files).body.root
@@ -113,7 +113,7 @@ def finished(scored: Scored, whole: Whole) -> Report:
         details={**report.details, "root": root},
         counts=whole.counts,
         files=len(whole.live),
-        bytes_out=sum(f.bytes for f in whole.live),
+        bytes_out=whole.live.total("bytes"),
         model_seconds=figures.get("model_seconds", 0.0),
         busy=min(1.0, busy) if time >= SHORT else None,
         held_back=_held_back(own, time) if time >= SHORT else {},

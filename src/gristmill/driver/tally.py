@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from gristmill.commit.ledger import Ledger
 from gristmill.commit.receipt import Receipt
 from gristmill.models.contract import USED
 from gristmill.observe.facts import Slow
@@ -55,7 +58,7 @@ class Tally:
         self._figures: dict[str, float] = {}
         self.errors: dict[str, float] = {}
         self._used: dict[str, float] = {}
-        self._before: dict[int, tuple[Counts, Mapping[str, int]]] = {}  # counts and errors of earlier runs' shards
+        self._before: Ledger | None = None  # what earlier runs have committed
         self._rows_run = 0
         self._flying: dict[str, int] = {}  # requests of each worker at most
         self._resumed = 0
@@ -64,8 +67,8 @@ class Tally:
         self._slowest: list[tuple[float, int, Slow]] = []  # a heap, the quickest of them first
         self._shards: ShardTable | None = None  # until there is a plan
         self._total: int | None = None
-        self._done: set[int] = set()
-        self._own: set[int] = set()
+        self._done = self._earlier = self._own = np.zeros(0, np.bool_)  # which shards; by whom they were committed
+        self._shards_done = 0
         self._rows = self._rows_resumed = 0  # in shards that are done
         self._weight = self._weight_resumed = 0
         self._weights = 1
@@ -73,22 +76,24 @@ class Tally:
         self._begun = time.monotonic()
         self._workers: set[str] = set()
 
-    def begin(self, shards: ShardTable, done: Mapping[int, Receipt]) -> dict[str, Any]:
-        """The plan is made; `done` are shards committed by earlier runs. Returns the changes for Progress."""
-        self._shards, self._total, self._done = shards, shards.rows(), set(done)
-        self._resumed = len(done)
-        self._before = {number: (Counts(*receipt.counts), receipt.errors) for number, receipt in done.items()}
-        self.counts = sum((counts for counts, _ in self._before.values()), Counts())
-        self.errors = summed(errors for _, errors in self._before.values())
-        self._used = used(receipt.figures for receipt in done.values())
-        self._rows = self._rows_resumed = sum(shards.rows_of(n) or 0 for n in done) if self._total is not None else 0
-        self._weight = self._weight_resumed = sum(shards.weight(n) for n in done)
+    def begin(self, shards: ShardTable, done: Ledger | None) -> dict[str, Any]:
+        """The plan is made; `done` is what earlier runs have committed. Returns the changes for Progress."""
+        self._shards, self._total, self._before = shards, shards.rows(), done
+        self._done, self._earlier, self._own = (np.zeros(len(shards), np.bool_) for _ in range(3))
+        if done is not None:
+            self._done[done.shards], self._earlier[done.shards] = True, True
+            self._resumed = self._shards_done = len(done)
+            self.counts, self.errors = done.counts, dict(done.sums.errors)
+            self._used = used([done.sums.figures])
+            rows = shards.rows_in(done.shards) if self._total is not None else 0
+            self._rows = self._rows_resumed = rows
+            self._weight = self._weight_resumed = shards.weight_of(done.shards)
         self._weights = shards.total_weight() or 1
         self._begun = time.monotonic()
         return {
             "phase": "running",
             "shards_total": len(shards),
-            "shards_resumed": len(done),
+            "shards_resumed": self._resumed,
             "rows_total": self._total,
             **self._changes(),
         }
@@ -120,10 +125,9 @@ class Tally:
     def sums(self) -> Tallied:
         """The sums so far."""
         paces = tuple(p for p in self._paces.values() if p.rows)
-        done = len(self._done)
         return Tallied(
             self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run,
-            sum(self._flying.values()), done, self._resumed, paces,
+            sum(self._flying.values()), self._shards_done, self._resumed, paces,
             tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)),
         )  # fmt: skip
 
@@ -139,13 +143,13 @@ class Tally:
         planned, rows = self._shards.rows_of(number), tick.rows
         if planned is not None:
             rows = planned * tick.passed // max(1, self._shards.weight(number))
-        if number not in self._done:
+        if not self._done[number]:
             most, passed = self._reached.get(number, (0, 0))
             self._reached[number] = (max(most, rows), max(passed, tick.passed))
 
     def unheard(self, listed: Iterable[int]) -> list[int]:
         """The shards among these that nobody has told of yet."""
-        return [number for number in listed if self._shards is not None and number not in self._done]
+        return [number for number in listed if self._shards is not None and not self._done[number]]
 
     def found(self, number: int, receipt: Receipt) -> None:
         """Count a shard that was committed as the run ended, before its worker could say so."""
@@ -165,21 +169,22 @@ class Tally:
 
     def _count(self, number: int, counts: Counts, figures: Mapping[str, float], errors: Mapping[str, float]) -> bool:
         assert self._shards is not None
-        if number in self._own:  # scored again because its receipt did not read back
+        if self._own[number]:  # scored again because its receipt did not read back
             return False
-        self._own.add(number)
-        if number in self._before:  # so was that of an earlier run
-            lost, errors = self._before.pop(number)
+        self._own[number] = True
+        if self._earlier[number] and self._before is not None:  # so was that of an earlier run
+            lost, errors_lost = self._before.said_of(number)
             self.counts = self.counts - lost
-            self.errors = summed([self.errors, {name: -n for name, n in errors.items()}])
+            self.errors = summed([self.errors, {name: -n for name, n in errors_lost.items()}])
         self.counts = self.counts + counts
         self._rows_run += counts.rows_in - counts.filtered
         self._figures = summed([self._figures, figures])
         self._used = used([self._used, figures])
         self.errors = summed([self.errors, errors])
         self._reached.pop(number, None)
-        if number not in self._done:
-            self._done.add(number)
+        if not self._done[number]:
+            self._done[number] = True
+            self._shards_done += 1
             planned = self._shards.rows_of(number)
             self._rows += counts.rows_in if planned is None else planned
             self._weight += self._shards.weight(number)
@@ -199,7 +204,7 @@ class Tally:
         return {
             **changes,
             **_fates(self.counts),
-            "shards_done": len(self._done),
+            "shards_done": self._shards_done,
             "rows_done": rows,
             "rows_per_second": (rows - self._rows_resumed) / elapsed,
             "eta": elapsed * (1 - share) / (share - before) if share > before else None,

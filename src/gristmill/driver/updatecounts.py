@@ -30,7 +30,7 @@ def counted(s: Scored) -> dict[str, int]:
     """
     if s.generation.kind != "update":
         return {}
-    told = {name: int(sum(x.figures.get(name, 0) for x in s.receipts)) for name in (KEPT, SCORED)}
+    told = {name: int(s.receipts.sums.figures.get(name, 0)) for name in (KEPT, SCORED)}
     found = {"kept": told[KEPT], "scored": told[SCORED]}
     gone = _gone(s, published(s.root, s.files))
     return found if gone is None else {**found, "gone": gone}
@@ -44,7 +44,7 @@ def _gone(s: Scored, before: Publication) -> int | None:
             s.log.tell(f"{UNKNOWN}: the rows before were not told by the same key")
             return None
         old += [(member, x) for x in receipts.standing(member.receipts, s.files).values()]
-    new = [(s.generation, x) for x in s.receipts]
+    new = [(s.generation, x) for x in s.receipts.values()]
     if _unrecorded(old) != _unrecorded(new):
         s.log.tell(f"{UNKNOWN}: files that were taken over as they were have no record of their rows by this key")
         return None

@@ -19,6 +19,7 @@ from gristmill.commit import gates as gating
 from gristmill.commit import generation as generations
 from gristmill.commit import journal, onefile, publication, receipt
 from gristmill.commit.documents import Described, ModelRecord
+from gristmill.commit.ledger import Ledger
 from gristmill.driver import (
     backends,
     budgets,
@@ -191,17 +192,16 @@ def _held_back(spec: JobSpec, held: Held) -> list[str]:
     begun = held.unfinished
     if begun is None or not begun.planned or begun.kind == "retry-dead":
         return []
-    done = receipt.standing(begun.receipts, begun.files).values()
+    done = Ledger.of(begun)
     if len(done) < len(generations.read_plan(begun).shards):
         return []
-    counts = sum((Counts(*found.counts) for found in done), Counts())
     look = f"gristmill dead {shlex.quote(held.root)} shows them"
     try:
-        gating.final(spec.gates, counts, summed(found.errors for found in done), look, begun.kind == "append")
+        gating.final(spec.gates, done.counts, done.sums.errors, look, begun.kind == "append")
     except GateFailed as e:
         return [str(e)]
     plan = generations.read_plan(begun).about
-    found = drifting.compared(drifting.Staged.of(spec, begun, tuple(done), plan, held.latest))
+    found = drifting.compared(drifting.Staged.of(spec, begun, done, plan, held.latest))
     return [drifting.refused(found, begun)] if found.failed else []
 
 

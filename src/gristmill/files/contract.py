@@ -112,8 +112,16 @@ class Files(Protocol):
         """Names of the files directly in a folder, in any order; none if there is no such folder."""
         ...
 
+    def entries(self, folder: str) -> Iterator[str]:
+        """`names`, one at a time: very many are never all in memory on a disk."""
+        ...
+
     def sizes(self, folder: str) -> dict[str, int]:
         """`names` with the bytes of each."""
+        ...
+
+    def as_long(self, folder: str, wanted: Iterable[tuple[str, int]]) -> Iterator[bool]:
+        """For each of these paths below a folder, with the bytes wanted, whether there is such a file, in order."""
         ...
 
     def below(self, root: str, skip: str) -> Iterator[str]:

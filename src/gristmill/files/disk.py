@@ -11,7 +11,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from gristmill.errors import BadJob
@@ -124,7 +123,14 @@ class LocalFiles:
 
     def read(self, path: str) -> bytes:
         """All of a file."""
-        return Path(path).read_bytes()
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))  # half the time of `open`: most are small
+        try:
+            pieces = [os.read(file, 1 << 16)]
+            while pieces[-1]:
+                pieces.append(os.read(file, 1 << 16))
+        finally:
+            os.close(file)
+        return b"".join(pieces)
 
     # ------------------------------------------------ folders, built from the operations above
 
@@ -146,6 +152,12 @@ class LocalFiles:
         except FileNotFoundError:
             return []
 
+    def entries(self, folder: str) -> Iterator[str]:
+        """`names`, one at a time."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                yield entry.name
+
     def sizes(self, folder: str) -> dict[str, int]:
         """The files in a folder with their bytes: one stat per file."""
         found: dict[str, int] = {}
@@ -154,6 +166,15 @@ class LocalFiles:
                 with contextlib.suppress(FileNotFoundError):  # removed in the meantime
                     found[entry.name] = entry.stat().st_size
         return found
+
+    def as_long(self, folder: str, wanted: Iterable[tuple[str, int]]) -> Iterator[bool]:
+        """One stat for each."""
+        start = os.path.join(folder, "")
+        for name, size in wanted:
+            try:
+                yield os.stat(start + name).st_size == size
+            except FileNotFoundError:
+                yield False
 
     def below(self, root: str, skip: str) -> Iterator[str]:
         """All files below a folder, relative to it, except in folders named `skip` and lower folders with one."""

@@ -302,10 +302,23 @@ class ObjectFiles:
         """One listing request for each 1,000 names."""
         return list(self.sizes(folder))
 
+    def entries(self, folder: str) -> Iterator[str]:
+        """As `names`."""
+        return iter(self.names(folder))
+
     def sizes(self, folder: str) -> dict[str, int]:
         """As `names`: a listing has the sizes too."""
         start = len(self._key(folder)) + 1
         return {name: size for key, size in self._listed(folder) if "/" not in (name := key[start:])}
+
+    def as_long(self, folder: str, wanted: Iterable[tuple[str, int]]) -> Iterator[bool]:
+        """By listings, which have the sizes: one request for each 1,000 names in a folder."""
+        listed: dict[str, dict[str, int]] = {}
+        for path, size in wanted:
+            below, _, name = path.rpartition("/")
+            if below not in listed:
+                listed[below] = self.sizes(f"{folder}/{below}" if below else folder)
+            yield listed[below].get(name) == size
 
     def below(self, root: str, skip: str) -> Iterator[str]:
         """All below the root except its folder `skip`, which is not listed, and folders that contain one."""

@@ -5,6 +5,7 @@ them.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -101,10 +102,10 @@ def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, work
     Shards hold about `rows_a_shard` rows; the last ones are smaller, so that workers end together. Cuts prefer the
     places where a file can be cut at no cost (row groups), when one is near.
     """
-    weights = np.array([estimated_rows(files[int(f)], int(a), int(b)) for f, a, b in selection.ranges], dtype=float)
+    weights = np.array([estimated_rows(files[f], a, b) for f, a, b in selection.ranges.tolist()], dtype=float)
     remaining = float(weights.sum())
     least = max(min(rows_a_shard, LEAST_ROWS), min(rows_a_shard, MOST_ROWS) / 4)
-    out: list[tuple[int, int, int, int, int]] = []
+    out = [array(kind) for kind in "qiqqq"]  # the columns of RANGES: no object a range
     shard, held = 0, 0.0
     groups = np.zeros(len(weights), np.int64) if selection.groups is None else selection.groups
     begins = np.diff(groups, prepend=groups[:1]) != 0
@@ -120,14 +121,15 @@ def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, work
                 shard, held = shard + 1, 0.0
                 continue
             known = rows_between(info, at, end)
-            out.append((shard, index, at, end, -1 if known is None else known))
+            for column, value in zip(out, (shard, index, at, end, -1 if known is None else known), strict=True):
+                column.append(value)
             held += (end - at) * density
             remaining -= (end - at) * density
             at = end
             if held >= size * 0.99:
                 shard, held = shard + 1, 0.0
-    columns: list[Any] = list(zip(*out, strict=True)) if out else [[] for _ in RANGES]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, RANGES, strict=True)], schema=RANGES)
+    columns = [pa.Array.from_buffers(f.type, len(c), [None, pa.py_buffer(c)]) for c, f in zip(out, RANGES, strict=True)]
+    return pa.table(columns, schema=RANGES)
 
 
 def _end(info: FileInfo, at: int, stop: int, room: float, slack: float) -> int:
@@ -160,7 +162,7 @@ def spread(files: Sequence[FileInfo], selection: Selection, most: int) -> list[t
     out of about how many. In all no more than `most` rows.
     """
     ranges = selection.ranges
-    weights = np.array([estimated_rows(files[int(f)], int(a), int(b)) for f, a, b in ranges], dtype=float)
+    weights = np.array([estimated_rows(files[f], a, b) for f, a, b in ranges.tolist()], dtype=float)
     if not len(ranges) or most < 1:
         return []
     ends = np.cumsum(np.maximum(weights, 1e-9))
@@ -247,6 +249,25 @@ class ShardTable:
     def total_weight(self) -> int:
         """Positions in all shards."""
         return int((self._columns["stop"] - self._columns["start"]).sum())
+
+    def weight_of(self, numbers: Sequence[int] | np.ndarray) -> int:
+        """Positions in some shards."""
+        return int(self._sums(self._columns["stop"] - self._columns["start"], numbers))
+
+    def rows_in(self, numbers: Sequence[int] | np.ndarray) -> int:
+        """Rows in some shards, where those in all are known."""
+        return int(self._sums(self._columns["rows"], numbers))
+
+    def _sums(self, values: np.ndarray, numbers: Sequence[int] | np.ndarray) -> Any:
+        of = np.asarray(numbers, np.int64)
+        if 2 * len(of) > len(self):  # nearly all, as a rule: the others are few
+            others = np.ones(len(self), np.bool_)
+            others[of] = False
+            return values.sum() - self._sums(values, np.flatnonzero(others))
+        if not len(of):
+            return 0
+        before = np.concatenate(([0], np.cumsum(values)))
+        return (before[self._bounds[of + 1]] - before[self._bounds[of]]).sum()
 
     def weight(self, number: int) -> int:
         """Positions in a shard: the measure of progress if rows are not known."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class SourceFile:
     """One file of a source as a listing shows it. `path` has no secrets in it; `stamp` changes with the content.
 
@@ -31,7 +31,7 @@ class SourceFile:
     folders: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FileInfo:
     """What planning must know of one file.
 

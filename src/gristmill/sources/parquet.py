@@ -5,6 +5,7 @@ continues where the last call stopped.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -65,15 +66,18 @@ class ParquetSource:
             raise BadSource(f"{file.path}: the Parquet footer is corrupt: {_line(e)}") from e
         groups = [metadata.row_group(g) for g in range(metadata.num_row_groups)]
         _check(file, metadata, groups, schema, end)
-        rows = np.array([g.num_rows for g in groups], dtype=np.int64)
+        before = _alike.before
+        alike = before if before is not None and schema.equals(before.schema, check_metadata=True) else _Alike(schema)
+        rows, cuts = alike.cuts([g.num_rows for g in groups])
+        _alike.before = alike
         return FileInfo(
             file=file,
             extent=metadata.num_rows,
-            cuts=np.concatenate(([0], np.cumsum(rows))).astype(np.int64),
+            cuts=cuts,
             divisible=True,
-            schema=pa.schema([pa.field(f.name, plain(f.type)) for f in schema]),
+            schema=alike.plain,
             cut_rows=rows,
-            nulls=_nulls(metadata, groups),
+            nulls=alike.same_nulls(_nulls(metadata, groups)),
             layout=hashlib.blake2b(footer[:-8], digest_size=16).hexdigest(),
         )
 
@@ -106,6 +110,40 @@ class ParquetSource:
 
 
 # ---------------------------------------------------------------- planning
+
+
+class _Alike:
+    """What files with one schema share, of which a source may have a hundred thousand."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        import pyarrow as pa
+
+        self.schema = schema
+        self.plain = pa.schema([pa.field(f.name, plain(f.type)) for f in schema])
+        self._cuts: tuple[list[int], tuple[np.ndarray, np.ndarray]] | None = None
+        self._nulls: dict[str, int] | None = None
+
+    def cuts(self, groups: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The rows of each row group, and the positions at which they begin and the last one ends."""
+        if self._cuts is None or self._cuts[0] != groups:
+            rows = np.array(groups, dtype=np.int64)
+            ends = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
+            rows.flags.writeable = ends.flags.writeable = False
+            self._cuts = groups, (rows, ends)
+        return self._cuts[1]
+
+    def same_nulls(self, nulls: dict[str, int] | None) -> dict[str, int] | None:
+        """The same counts, as one object where the last file had them, too."""
+        if nulls != self._nulls:
+            self._nulls = nulls
+        return self._nulls
+
+
+class _Before(threading.local):
+    before: _Alike | None = None
+
+
+_alike = _Before()
 
 
 def _footer(file: SourceFile, fs: Storage) -> tuple[bytes, int]:

@@ -80,11 +80,14 @@ Kinds = list[tuple["pa.Schema", list[str]]]  # each schema with the files that h
 
 def _kinds(infos: Sequence[FileInfo]) -> Kinds:
     found: dict[bytes, tuple[pa.Schema, list[str]]] = {}
+    last: tuple[pa.Schema, list[str]] | None = None
     for info in infos:
         if info.extent == 0 and not len(info.schema):
             continue  # an empty text file has no columns and differs from nothing
-        key = info.schema.serialize().to_pybytes()  # a schema with metadata has no hash in older versions of pyarrow
-        found.setdefault(key, (info.schema, []))[1].append(info.file.path)
+        if last is None or info.schema is not last[0]:  # else it is shared with the file before
+            key = info.schema.serialize().to_pybytes()  # one with metadata has no hash in older versions of pyarrow
+            last = info.schema, found.setdefault(key, (info.schema, []))[1]
+        last[1].append(info.file.path)
     return list(found.values())
 
 
