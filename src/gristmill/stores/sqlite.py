@@ -149,6 +149,12 @@ class File:
         """Indices are on the staging table when it takes the target's place."""
         self._indices(session, load, load.stage, load.stage)
 
+    def matching(self, session: Session, load: Load) -> None:
+        """Both tables have an index of the key: SQLite makes none by itself for what NOT EXISTS looks for."""
+        self._indices(session, load, load.stage, load.stage)
+        if session.columns(self.target()):
+            self.indexed(session, load)
+
     def switch(self, session: Session, load: Load) -> None:
         """Rename the staging table; where indices, constraints or triggers of others hang on the target, its rows are
         replaced.
