@@ -1,4 +1,4 @@
-"""That twice the rows take a delivery twice the work, not four times: by counts of steps and by plans, not by clocks."""
+"""Twice the rows take a delivery twice the work, not four times: by counts of steps and by plans, not by clocks."""
 
 from __future__ import annotations
 
