@@ -224,7 +224,10 @@ def deliver(
             seen.progress(Progress(sink=sink, elapsed=time.monotonic() - begun, **changes))
 
         with contextlib.closing(seen):
-            return _made(result, wanted, tell, say, asked=True)
+            done = _made(result, wanted, tell, say, asked=True)
+            rows = sum(receipt.rows for receipt in done)
+            say(phase="done", rows_done=rows, rows_total=rows)
+            return done
 
 
 def _note(root: str, files: Files, wanted: Sequence[Delivery]) -> None:
