@@ -520,7 +520,7 @@ def deliver(
         raise BadJob(f"deliver: {next(iter(options))}= goes into gm.to(…), which is given")
     wanted = as_deliveries([delivery_to(to, **options) if options else to])
     root, files = _place(sink, storage, BadSource)
-    return delivered(root, files, _name_of(sink), wanted, _told)[0]
+    return delivered(root, files, _name_of(sink), wanted, _told, _watching(bar=True))[0]
 
 
 def _told(text: str) -> None:

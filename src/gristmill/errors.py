@@ -58,7 +58,9 @@ class GristmillWarning(UserWarning):
 
 
 class BadJob(GristmillError):
-    """The job cannot run as it is written; nothing was run."""
+    """The job cannot run as it is written; nothing was run. Of a delivery: the published result does not fit the store,
+    and to try again does not help.
+    """
 
     exit_code = 2
 

@@ -231,16 +231,18 @@ def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.few(4)
 def test_upserted_by_key(shop: Shop, first: str, nights: Path, tmp_path: Path) -> None:
-    """Rows of other sinks stay; those of this one change and come; with delete, those of no key here go."""
+    """Rows of other sinks stay, and how many is told; those of this one change and come; with delete, those of no key
+    here go.
+    """
     address = shop.address("scores")
     write(tmp_path / "in", ROWS - 5, ROWS + 5)
     job(tmp_path, 7).run()
-    gm.deliver(str(tmp_path / "out"), address, mode="upsert", key="id")
+    assert gm.deliver(str(tmp_path / "out"), address, mode="upsert", key="id").beyond == 0
     assert shop.seen("scores") == wanted(range(ROWS - 5, ROWS + 5), 7)
-    gm.deliver(first, address, mode="upsert", key="id")
+    assert gm.deliver(first, address, mode="upsert", key="id").beyond == 5
     assert shop.seen("scores") == {**wanted(range(ROWS, ROWS + 5), 7), **wanted(range(ROWS))}
     second(nights, first)
-    gm.deliver(first, address, mode="upsert", key="id", delete=True)
+    assert gm.deliver(first, address, mode="upsert", key="id", delete=True).beyond is None
     assert shop.seen("scores") == wanted(range(ROWS), 2)
 
 
@@ -423,16 +425,16 @@ def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: st
     write(folder, 0, 10)
     shutil.copy(folder / "0000.parquet", folder / "copy.parquet")
     made = job(tmp_path, 5, deliver=[gm.to(address, mode="upsert", key="id")])
-    with pytest.raises(gm.RunFailed, match=r"10 keys \(id\) repeat: 0 2 times; 1 2 times; 2 2 times …") as failed:
+    with pytest.raises(gm.GateFailed, match=r"10 keys \(id\) repeat: 0 2 times; 1 2 times; 2 2 times …") as failed:
         made.run()
-    assert failed.value.report.rows_ok == 20 and failed.value.exit_code == 1
+    assert failed.value.report.rows_ok == 20 and failed.value.exit_code == 3
     with pytest.raises(gm.BadJob, match=r"key names column 'idd'.*did you mean 'id'"):
         gm.deliver(first, address, mode="upsert", key="idd")
     assert shop.seen("scores") == wanted(range(ROWS))
     pq.write_table(pa.table({"id": pa.array([1, None, 3]), "x": [1.0, 2.0, 3.0]}), folder / "copy.parquet")
     (folder / "0000.parquet").unlink()
     job(tmp_path, 5).run(restart=True)
-    with pytest.raises(gm.RunFailed, match=r"1 rows have a null in their key \(id\)"):
+    with pytest.raises(gm.BadJob, match=r"1 rows have a null in their key \(id\)"):
         gm.deliver(str(tmp_path / "out"), address, mode="upsert", key="id")
     assert shop.seen("scores") == wanted(range(ROWS))
 

@@ -20,6 +20,8 @@ from gristmill.job.delivery import Delivery, is_store
 from gristmill.job.secret import secrets_in
 from gristmill.job.uris import redact
 from gristmill.observe import units
+from gristmill.observe.progress import make_observer
+from gristmill.observe.report import others
 from gristmill.stores.contract import DISTANCE, Metric
 
 if TYPE_CHECKING:
@@ -69,13 +71,15 @@ def deliver(target: str, uri: str | None, **given: Any) -> int:
             said["key"] = listed(said["key"])
         wanted = (Delivery(uri, **said),)
     hide(list(secrets_in(wanted)) + ([] if job is None else list(secrets_in(job))))
-    receipts = delivered(*place(target, given), redact(target), wanted, say)
+    watching = make_observer("auto", sys.stderr)
+    receipts = delivered(*place(target, given), redact(target), wanted, say, watching)
     for receipt in receipts:
         if given["as_json"]:
             sys.stdout.write(json.dumps(vars(receipt), ensure_ascii=False) + "\n")
         else:
-            rows = units.plural(receipt.rows, "row")
-            sys.stdout.write(f"{receipt.to}: {rows} of generation {receipt.generation} by {receipt.mode}\n")
+            how = f"of generation {receipt.generation} by {receipt.mode} in {units.seconds(receipt.seconds)}"
+            rows = f"{units.plural(receipt.rows, 'row')} {how}{others(receipt.beyond)}"
+            sys.stdout.write(f"{receipt.to}: {rows}\n")
     return 0
 
 

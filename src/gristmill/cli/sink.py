@@ -24,7 +24,7 @@ from gristmill.job.job import JobSpec
 from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
-from gristmill.observe.report import Report, asked
+from gristmill.observe.report import Report, asked, store_line
 from gristmill.shards.counts import Counts
 
 # ---------------------------------------------------------------- status
@@ -117,9 +117,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("held by", _holder(now["held_by"])))
     if state != "done" and (published := now.get("published")):
         lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, from before"))
-    for one in now.get("deliveries", ()):
-        has = f", generation {one['generation']}: {one['rows']:,} rows by {one['mode']}" if "rows" in one else ""
-        lines.append(("store", f"{one['to']}: {one['state']}{has}"))
+    lines += [("store", store_line(one)) for one in now.get("deliveries", ())]
     if now.get("seconds_ago") is not None:
         lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
     return lines

@@ -233,8 +233,9 @@ class Success(ResultRecord, what="publication"):
 
 @dataclass(frozen=True)
 class Delivered(Document, what="receipt of a delivery"):
-    """`deliveries/….json` of a generation: that its rows are in a store (`to`, without secrets), and how; `older` were
-    left out, as later ones have their keys.
+    """`deliveries/….json` of a generation: that its rows are in a store (`to`, without secrets), how, and how long
+    that took; `older` were left out, as later ones have their keys. `beyond` is how many other rows the store had then,
+    where an upsert leaves them (None: that is not known).
     """
 
     to: str
@@ -245,6 +246,7 @@ class Delivered(Document, what="receipt of a delivery"):
     at: str
     seconds: float
     older: int = 0
+    beyond: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
-from gristmill.commit.documents import Asked, Delivered, Described, PlanDocument
+from gristmill.commit.documents import Asked, Delivered, Described, Live, PlanDocument
 from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication, published
 from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Command, Opened
+from gristmill.driver.progressnote import last_said
 from gristmill.driver.runlog import RunLog
-from gristmill.errors import BadJob, CorruptStore, GristmillError, Interrupted, RunFailed, SinkBusy
+from gristmill.errors import BadJob, BadSource, CorruptStore, GristmillError, Interrupted, RunFailed, SinkBusy
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.delivery import Delivery
 from gristmill.observe import units
+from gristmill.observe.events import Loaded, Observer, Progress, Silent
 from gristmill.observe.report import Report
 from gristmill.process import lasting
 from gristmill.stores import delivery as deliveries
@@ -45,6 +48,18 @@ def fitting(at: Chosen, about: PlanDocument) -> None:
             members = (at.generation.number,)
             result = deliveries.Result(at.generation, members, about, deliveries.identity(at.root, at.files))
             deliveries.check(delivery, result, store)
+
+
+def refuse_repeated(
+    at: Chosen, about: PlanDocument, members: Sequence[int], new: Sequence[Live], live: Sequence[Live]
+) -> None:
+    """Before what is scored is published: see that no delivery by key would be refused for its keys, as it would be
+    each night. `new` are the files of this run among all `live` ones, those of the generations `members`. Raises
+    BadJob.
+    """
+    result = deliveries.Result(at.generation, tuple(members), about, deliveries.identity(at.root, at.files))
+    for delivery in {d.key: d for d in reversed(() if at.stream else at.spec.deliver)}.values():
+        deliveries.refuse_repeated(delivery, result, new, live)
 
 
 @contextlib.contextmanager
@@ -126,29 +141,44 @@ def delivered(at: Opened, report: Report) -> Report:
     _note(at.root, at.files, at.spec.deliver)
     if not at.spec.deliver:
         return report
-    at.log.say(phase="delivering")
+    begun = at.log.seconds
+
+    def timed(report: Report) -> Report:
+        took = at.log.seconds - begun
+        return replace(report, seconds=at.log.seconds, delivering=took, notes=tuple(at.log.notes))
+
     try:
-        found = _made(published(at.root, at.files), at.spec.deliver, functools.partial(at.log.note, "warning"))
+        result, warn = published(at.root, at.files), functools.partial(at.log.note, "warning")
+        found = _made(result, at.spec.deliver, warn, at.log.say)
     except (GristmillError, Interrupted) as e:
         at.log.say(phase="failed")
-        e.report = replace(report, state="published, but not delivered", notes=tuple(at.log.notes))
+        e.report = timed(replace(report, state="published, but not delivered"))
         raise
-    at.log.say(phase="done")
-    seconds = at.log.seconds
-    return replace(report, deliveries=tuple(found), seconds=seconds, notes=tuple(at.log.notes))
+    at.log.say(phase="done", delivery=None)
+    return timed(replace(report, deliveries=tuple(found)))
 
 
 def _made(
-    result: Publication, wanted: Sequence[Delivery], warn: Callable[[str], None], asked: bool = False
+    result: Publication,
+    wanted: Sequence[Delivery],
+    warn: Callable[[str], None],
+    say: Callable[..., None],
+    asked: bool = False,
 ) -> list[Delivered]:
-    """The receipts. What is missing in a store is brought again where its rows are this sink's alone, or if that is
-    `asked` for: rows of others may have been taken out on purpose.
+    """The receipts; `say` is told how far that is. What is missing in a store is brought again where its rows are this
+    sink's alone, or if that is `asked` for: rows of others may have been taken out on purpose. Raises BadJob if there
+    is no use in trying again, as no rows fit a store.
     """
+
+    def watched(shown: str) -> deliveries.Watch:
+        return lambda step, rows, of: say(phase="delivering", delivery=Loaded(shown, step, rows, of))
+
     done: list[Delivered] = []
     failed: list[GristmillError] = []
     for delivery in wanted:
         try:
-            done.append(deliveries.deliver(result, delivery, asked or delivery.mode == "replace", warn))
+            anew = asked or delivery.mode == "replace"
+            done.append(deliveries.deliver(result, delivery, anew, warn, watched(delivery.shown)))
         except GristmillError as e:
             failed.append(e)
             continue
@@ -162,12 +192,21 @@ def _made(
         return done
     if len(failed) == 1 and isinstance(failed[0], SinkBusy):
         raise failed[0]
+    told = "\n".join(map(str, failed))
+    if all(isinstance(e, BadJob) and not isinstance(e, BadSource) for e in failed):
+        useless = "the result is published; to run again delivers nothing until that is mended"
+        raise BadJob(f"{told}\n{useless}") from failed[0]
     again = "the result is published, nothing is scored again: the same command, or gristmill deliver, delivers it"
-    raise RunFailed("\n".join([*map(str, failed), again])) from failed[0]
+    raise RunFailed(f"{told}\n{again}") from failed[0]
 
 
 def deliver(
-    root: str, files: Files, sink: str, wanted: Sequence[Delivery], tell: Callable[[str], None]
+    root: str,
+    files: Files,
+    sink: str,
+    wanted: Sequence[Delivery],
+    tell: Callable[[str], None],
+    observer: Observer | None = None,
 ) -> list[Delivered]:
     """Deliver what a sink has published. Raises BadSource if that is nothing, SinkBusy if a run is at work, BadJob for
     a store that cannot be opened or does not fit, RunFailed.
@@ -179,7 +218,16 @@ def deliver(
         for delivery in wanted:
             with _before(), contextlib.closing(deliveries.opened(delivery)) as store:
                 deliveries.check(delivery, deliveries.Result.of(result), store)
-        return _made(result, wanted, tell, asked=True)
+        begun, seen = time.monotonic(), Silent() if observer is None else observer
+
+        def say(**changes: Any) -> None:
+            seen.progress(Progress(sink=sink, elapsed=time.monotonic() - begun, **changes))
+
+        with contextlib.closing(seen):
+            done = _made(result, wanted, tell, say, asked=True)
+            rows = sum(receipt.rows for receipt in done)
+            say(phase="done", rows_done=rows, rows_total=rows)
+            return done
 
 
 def _note(root: str, files: Files, wanted: Sequence[Delivery]) -> None:
@@ -202,7 +250,9 @@ def asked(root: str, files: Files) -> tuple[str, ...]:
 
 
 def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
-    """For each store that was delivered to, or was to be, the generation that it has, by the receipts."""
+    """For each store that was delivered to, or was to be, the generation that it has, by the receipts; and how far a
+    run is that delivers to it now.
+    """
     members: list[Generation] = [g for g in generations.generations(root, files) if not g.lost]
     last: dict[str, Delivered] = {}
     newest: set[str] = set()  # what has a receipt of this result, also of one whose rows an earlier one had brought
@@ -210,15 +260,28 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
         found = {receipt.to: receipt for receipt in deliveries.receipts(generation)}
         last.update(found)
         newest.update(found if generation.number == result.generation else ())
+    told = ("mode", "generation", "rows", "at", "seconds", "beyond")
+    under_way = _under_way(root, files, members, result)
     out: list[dict[str, Any]] = []
     for to in dict.fromkeys([*asked(root, files), *last]):
         receipt = last.get(to)
-        about = {} if receipt is None else {n: getattr(receipt, n) for n in ("mode", "generation", "rows", "at")}
+        about = {} if receipt is None else {n: getattr(receipt, n) for n in told}
+        if under_way is not None and under_way.to == to:
+            about["delivering"] = vars(under_way)
         now = to in newest
         out.append(
             {"to": to, "state": "delivered" if now else "not delivered" if receipt is None else "behind", **about}
         )
     return out
+
+
+def _under_way(root: str, files: Files, members: Sequence[Generation], result: Publication) -> Loaded | None:
+    """What the run that has the sink is delivering."""
+    generation = next((g for g in members if g.number == result.generation), None)
+    if generation is None or files.holder(generations.meta(root)) is None:
+        return None
+    said = last_said(generation)
+    return said.delivery if said is not None and said.phase == "delivering" else None
 
 
 def _delivered(receipt: Delivered, asked_for: Delivery | None) -> str:

@@ -31,7 +31,7 @@ from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.facts import MOST_NIGHTS, Example, Incident, Kind, Night, Run, SinkFacts
 from gristmill.observe.incidents import Incidents
-from gristmill.observe.report import count_rows
+from gristmill.observe.report import count_rows, store_line
 from gristmill.result.reading import letters_of, unfinished
 from gristmill.shards.counts import Counts
 from gristmill.sources.formats import by_bytes
@@ -67,7 +67,7 @@ def facts(root: str, files: Files, *, job: str = "", folder: str = "") -> SinkFa
         digests=() if shown is None else tuple(_digests(shown)),
         inputs=() if latest is None else tuple(_inputs(root, files, latest)),
         columns=() if shown is None else tuple((f.name, str(f.type)) for f in decode_schema(shown.output_schema)),
-        deliveries=tuple(_delivered(one) for one in now.get("deliveries", ())),
+        deliveries=tuple(map(store_line, now.get("deliveries", ()))),
         incidents=_incidents(root, files),
         drift=plots(latest, runs),
         job=job,
@@ -128,15 +128,6 @@ def _inputs(root: str, files: Files, latest: Publication) -> Iterator[tuple[str,
                 yield from ((redact(str(row["path"])), units.size(row.get("size") or 0)) for row in rows)
                 if table.num_rows > len(rows):
                     yield f"and {units.plural(table.num_rows - len(rows), 'more file')} of generation {number}", ""
-
-
-def _delivered(one: Any) -> str:
-    has = (
-        f", generation {one['generation']}: {units.plural(one['rows'], 'row')} by {one['mode']}"
-        if "rows" in one
-        else ""
-    )
-    return f"{one['to']}: {one['state']}{has}"
 
 
 def _incidents(root: str, files: Files) -> tuple[Incident, ...]:

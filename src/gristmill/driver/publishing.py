@@ -13,7 +13,7 @@ from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import live_of
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import budgets, drifting, indexing, planning, summary, updatecounts
+from gristmill.driver import budgets, delivering, drifting, indexing, planning, summary, updatecounts
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.drifting import Compared, Staged
@@ -21,7 +21,7 @@ from gristmill.driver.opening import Opened
 from gristmill.driver.scoring import Scored
 from gristmill.driver.summary import Whole
 from gristmill.driver.tally import all_committed
-from gristmill.errors import CorruptStore, GateFailed
+from gristmill.errors import BadJob, BadSource, CorruptStore, GateFailed
 from gristmill.files.disk import sizes_of
 from gristmill.job.uris import file_named
 from gristmill.observe import units
@@ -67,6 +67,7 @@ def published(s: Scored) -> Published:
         _gates(s, counts)
         compared = _compared(s)
         whole = _whole(s, counts)
+        _deliverable(s, whole)
         _audited(s, whole)
     s.refuse_late()
     joined: list[Receipt] | None = None
@@ -166,6 +167,26 @@ def _compared(s: Scored) -> Compared:
         drifted = {"alert": "drift"} if any(d.verdict != "held" for d in found.drift) else {}
         s.log.note("warning", f"{finding.text}{', which was accepted' if finding.failed else ''}", **drifted)
     return found
+
+
+def _deliverable(s: Scored, whole: Whole) -> None:
+    """Raises GateFailed if a delivery by key would be refused for the keys of the rows, unless that was accepted. Rows
+    of a retry are those of a result that stands.
+    """
+    if s.retries or not s.spec.deliver:
+        return
+    new = live_of(s.generation, s.receipts)
+    try:
+        delivering.refuse_repeated(s, s.plan.about, whole.generations, new, [*whole.live, *new])
+    except BadSource:  # a file that is gone
+        raise
+    except BadJob as e:
+        if not s.verbs.accept:
+            ways = "--accept, accept=True, publishes them, and they are not delivered"
+            raise GateFailed(
+                f"{e}; nothing new was published (its rows are staged in {s.generation.work}; {ways})"
+            ) from e
+        s.log.note("warning", f"{e}: that was accepted, and is not delivered")
 
 
 def _whole(s: Scored, new: Counts) -> Whole:

@@ -77,9 +77,9 @@ class RunLog:
 
     def say(self, **changes: Any) -> None:
         """Report progress, given what has changed; at most ten times a second within a phase."""
-        phase = self._now.phase
+        doing = self._now.doing
         self._now = replace(self._now, elapsed=self.seconds, **changes)
-        if self._now.phase == phase and time.monotonic() - self._said < 0.1:
+        if self._now.doing == doing and time.monotonic() - self._said < 0.1:
             return
         self._said = time.monotonic()
         self.observer.progress(self._now)

@@ -6,10 +6,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from gristmill.observe import units
+
 Phase = Literal[
     "planning", "loading", "running", "publishing", "delivering", "done", "failed", "gate failed", "stopped"
 ]
 ENDED = ("done", "failed", "gate failed", "stopped")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How far a delivery to one store is: it looks what is to be brought, loads rows where no reader sees them, or
+    makes them visible; `rows` are loaded, `of` so many (0: that is not known yet).
+    """
+
+    to: str
+    step: Literal["looking", "loading", "switching"] = "looking"
+    rows: int = 0
+    of: int = 0
+
+    def __str__(self) -> str:
+        """`120,000 of 600,000 rows (20 %) to sqlite:///s.sqlite#t`."""
+        to = {"looking": "for", "loading": "to", "switching": "in"}[self.step]
+        return f"{self.brief} {to} {self.to}"
+
+    @property
+    def brief(self) -> str:
+        """The same without the store's name."""
+        if self.step == "looking":
+            return "looking what is to be brought"
+        if self.step == "switching":
+            return f"making {units.plural(self.of, 'row')} visible"
+        share = units.percent(self.rows / self.of if self.of else 1.0)
+        return f"{units.count(self.rows)} of {units.plural(self.of, 'row')} ({share})"
 
 
 @dataclass(frozen=True)
@@ -18,7 +47,8 @@ class Progress:
 
     `rows_done` counts committed rows and those scored since (`ticking`); `rows_ok`, `rows_dead` and `rows_filtered`
     count the committed ones, and `used` is what these took of an endpoint (models.contract.USED). `share` (0..1) is by
-    bytes if the number of rows is unknown. Times are in seconds. `gate` tells which gate did not hold, and the way out.
+    bytes if the number of rows is unknown. Times are in seconds. `gate` tells which gate did not hold, and the way out;
+    `delivery` how far that to a store is, in the phase of that name.
     """
 
     phase: Phase = "planning"
@@ -42,6 +72,13 @@ class Progress:
     waiting: str = ""
     gate: str = ""
     used: Mapping[str, float] = field(default_factory=dict)
+    delivery: Loaded | None = None
+
+    @property
+    def doing(self) -> tuple[str, ...]:
+        """What it does, of which a person wants to hear at once when that changes."""
+        about = () if self.delivery is None else (self.delivery.to, self.delivery.step)
+        return (self.phase, self.waiting, *about)
 
 
 @dataclass(frozen=True)

@@ -55,15 +55,15 @@ class JsonLines:
         self._stream = stream
         self._clock = clock
         self._every = every
-        self._phase: str | None = None
+        self._doing: tuple[str, ...] = ()
         self._last = -math.inf
 
     def progress(self, now: Progress) -> None:
         """A line, unless the last one of the same phase was written a moment ago."""
         at = self._clock()
-        if now.phase == self._phase and at - self._last < self._every:
+        if now.doing == self._doing and at - self._last < self._every:
             return
-        self._phase, self._last = now.phase, at
+        self._doing, self._last = now.doing, at
         self._write(of_progress(now))
 
     def note(self, note: Note) -> None:

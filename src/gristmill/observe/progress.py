@@ -79,16 +79,15 @@ class Lines:
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = Sturdy(stream)
         self._clock = clock
-        self._phase: str | None = None
-        self._waiting = ""
+        self._doing: tuple[str, ...] = ()
         self._last = 0.0
         self._gap = FIRST_LINE_S
 
     def progress(self, now: Progress) -> None:
         """A line, if it is time for one. The report, or the error, that follows tells how it ended."""
         at = self._clock()
-        if now.phase != self._phase or now.waiting != self._waiting:
-            self._phase, self._waiting, self._gap = now.phase, now.waiting, FIRST_LINE_S
+        if now.doing != self._doing:
+            self._doing, self._gap = now.doing, FIRST_LINE_S
             if now.phase in ENDED:
                 return
         elif at - self._last < self._gap:
@@ -147,6 +146,8 @@ def line(now: Progress) -> str:
         parts.append(units.plural(now.workers, "worker"))
         if now.shards_resumed and not now.shards_done > now.shards_resumed:
             parts.append(f"{units.plural(now.shards_resumed, 'shard')} done before")
+    elif now.phase == "delivering" and now.delivery is not None:
+        parts.append(clean(str(now.delivery)))
     elif now.phase == "loading" and now.workers_wanted:
         parts.append(units.plural(now.workers_wanted, "worker"))
     return f"{now.phase}: {', '.join(parts)}" if parts else now.phase
@@ -174,6 +175,8 @@ def done_share(now: Progress) -> float:
 def bar_line(now: Progress, width: int, full: str = "━", empty: str = "╌") -> str:
     """A snapshot in one line of at most `width` columns; the least important parts are left out first."""
     running = now.phase == "running" and not now.waiting
+    if now.phase == "delivering" and now.delivery is not None:
+        return clip(f"{now.phase}: {clean(str(now.delivery))} … {units.clock(now.elapsed)}", width)
     head = "" if running else clean(now.waiting or now.phase)
     if not running and not now.rows_done:
         return clip(f"{head} … {units.clock(now.elapsed)}", width)
@@ -226,7 +229,7 @@ class Bar:
         if now.phase in ENDED:
             self.close()
             return
-        new_phase = now.phase != self._now.phase
+        new_phase = now.doing != self._now.doing
         self._now = now
         at = self._heard = self._clock()
         if at - self._begun < BAR_AFTER_S or self._stream.broken or (at - self._drawn < REDRAW_S and not new_phase):

@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,11 @@ from gristmill.stores.newest import distinct, newest
 GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
+Step = Literal["looking", "loading", "switching"]
+Watch = Callable[[Step, int, int], None]
+"""Told how far a delivery is: it looks at keys and at what is there, loads rows where no reader sees them, and makes
+them visible; how many rows are loaded, and of how many (0: that is not known yet).
+"""
 _UNKNOWN = "which rows there are this sink's cannot be told, as the claim of its first generation is lost"
 _UNKNOWN_WAYS = "restore _gristmill/generations/0001.json, or deliver to another place, or with mode replace"
 
@@ -140,9 +145,14 @@ class Loading:
     result is published.
     """
 
-    def __init__(self, delivery: Delivery, result: Result, store: Store, *, expected: int = 0) -> None:
+    def __init__(
+        self, delivery: Delivery, result: Result, store: Store, *, expected: int = 0, watch: Watch | None = None
+    ) -> None:
         self._delivery, self._result, self._store = delivery, result, store
         self._begun = time.monotonic()
+        self._watch = watch
+        self._loaded: dict[str, int] = {}  # of parts, the rows that were read for the store
+        self._wanted = 0
         self._load = load_of(delivery, result, expected)
         self._before = store.live(result.sink.name)
         self._staged: dict[str, int] | None = None
@@ -199,6 +209,16 @@ class Loading:
         if parts:
             self._store.stage(self._load, parts)
             self._staged.update((part.id, part.rows) for part in parts)
+            self._read({part.id: part.rows for part in parts})
+
+    def _read(self, rows: Mapping[str, int]) -> None:
+        """So many rows of these parts are on their way to the store."""
+        self._loaded.update(rows)
+        self._say("loading")
+
+    def _say(self, step: Step) -> None:
+        if self._watch is not None:
+            self._watch(step, min(sum(self._loaded.values()), self._wanted), self._wanted)
 
     def rest(self) -> None:
         """Let go of what the store holds, until there is more to bring."""
@@ -212,6 +232,7 @@ class Loading:
         if a later generation is live, StoreUnavailable, RunFailed if rows are missing in the store.
         """
         files, load = self.wanted(live), self._load
+        self._say("looking")
         found = self._store.live(load.mark.sink)
         if found is not None and is_there(found, load.mark, self._delivery.shown):
             if not anew and (wrong := lacking(self._store, found, live, self._result, self._delivery.shown)):
@@ -219,20 +240,22 @@ class Loading:
                 warn(f"{wrong}: others have taken rows out{way}")
             if not (anew and self._lacks(found, live)):
                 self._store.drop(load, this=True)
-                return self._receipt(found)
+                return self._receipt(found, live, new=False)
             load = self._load = load.after(found)
         elif found is not None and self._same(found, live):
             self._store.drop(load, this=True)
-            return self._receipt(found)
+            return self._receipt(found, live, new=False)
         check(self._delivery, self._result, self._store)
         if load.key:
-            self._newest = self._chosen(files, live)
+            self._newest = _chosen(self._delivery, self._result, files, live)
         if self._updates is not None and not load.mark.again:
             self._newest = self._changed(files, self._updates)
         rows = sum(map(self._rows, files))
         older = 0 if self._updates is not None else sum(f.rows for f in files) - rows
         load = self._load = load.of(rows, older, self._total(live, rows))
         self._only(files)
+        self._wanted = rows
+        self._read(dict(self._staged or {}))
         self.stage(live)
         if (count := self._store.count(load)) != load.mark.rows:
             self._store.drop(load, this=True)
@@ -240,9 +263,10 @@ class Loading:
                 f"{self._delivery.shown}: {count:,} rows are staged there, but {load.mark.rows:,} were delivered: what "
                 "was staged is removed, and the next run, or gristmill deliver, loads it again"
             )
+        self._say("switching")
         self._store.publish(load)
         self._store.drop(load, this=True)
-        return self._receipt(load.mark)
+        return self._receipt(load.mark, live)
 
     def _same(self, found: Mark, live: Sequence[Live]) -> bool:
         """Whether an earlier result is there whose rows are those of this one, such as the one before a retry that
@@ -298,7 +322,7 @@ class Loading:
         some = self._newest.get(f.name)
 
         def batches() -> Iterator[pa.RecordBatch]:
-            schema, at = self._load.schema, 0
+            schema, at, read = self._load.schema, 0, 0
             scanner = self._result.rows_of([f]).scanner(batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD)
             for batch in scanner.to_batches():
                 mask = None if some is None else some[at : at + batch.num_rows]
@@ -306,16 +330,11 @@ class Loading:
                 batch = batch if mask is None else batch.filter(pa.array(mask))
                 if batch.num_rows:
                     batch = batch if batch.schema.equals(schema) else batch.cast(schema)
+                    read += batch.num_rows
+                    self._read({self._id(f): read})
                     yield _with_zeros(batch, self._load.key)
 
         return batches
-
-    def _chosen(self, files: Sequence[Live], live: Sequence[Live]) -> dict[str, np.ndarray]:
-        result, rows = self._result, [f for f in live if f.role == "rows"]
-        claims = generations(result.generation.root, result.generation.files)
-        members = [g for g in claims if g.number in result.members]
-        shown = f"deliver {self._delivery.shown}"
-        return newest(files, rows, members, result.rows_of, self._load.key, shown)
 
     def _changed(self, files: Sequence[Live], base: Publication) -> Mapping[str, np.ndarray]:
         """Of the rows of an update those that are not in the result before, which the store has."""
@@ -325,7 +344,8 @@ class Loading:
             self._updates = None
             return self._newest
 
-    def _receipt(self, mark: Mark) -> Delivered:
+    def _receipt(self, mark: Mark, live: Sequence[Live], *, new: bool = True) -> Delivered:
+        """The receipt, which is written. Of what was there before it keeps how long that took, if it is known."""
         generation = self._result.generation
         receipt = Delivered(
             to=self._delivery.shown,
@@ -336,9 +356,21 @@ class Loading:
             at=mark.at,
             seconds=round(time.monotonic() - self._begun, 3),
             older=mark.older,
+            beyond=self._beyond(live),
         )
-        generation.files.write_over(path_of(generation, receipt.to), receipt.dump())
+        path = path_of(generation, receipt.to)
+        if not new and (known := _receipt_at(path, generation.files)) is not None:
+            receipt = replace(receipt, seconds=known.seconds) if known.at == receipt.at else receipt
+        generation.files.write_over(path, receipt.dump())
         return receipt
+
+    def _beyond(self, live: Sequence[Live]) -> int | None:
+        """How many rows the store has that are not of the result, if others may stay there; None where counting does
+        not tell, as rows of several generations may have the same key.
+        """
+        if self._load.mode != "upsert" or self._load.delete or len(self._result.members) > 1:
+            return None
+        return max(0, self._store.count(None) - sum(f.rows for f in live if f.role == "rows"))
 
 
 def _with_zeros(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
@@ -358,21 +390,46 @@ def receipts(generation: Generation) -> list[Delivered]:
     """The receipts of a generation's deliveries."""
     folder, files, found = generation.deliveries, generation.files, []
     for name in sorted(files.names(folder)):
-        try:
-            found.append(Delivered.load_from(join(folder, name), files))
-        except (CorruptStore, FileNotFoundError):
-            continue  # the store knows, and the next delivery writes it again
+        if (receipt := _receipt_at(join(folder, name), files)) is not None:
+            found.append(receipt)
     return found
 
 
+def _receipt_at(path: str, files: Files) -> Delivered | None:
+    """A receipt; None if there is none, or a damaged one: the store knows, and the next delivery writes it again."""
+    try:
+        return Delivered.load_from(path, files)
+    except (CorruptStore, FileNotFoundError):
+        return None
+
+
+def refuse_repeated(delivery: Delivery, result: Result, files: Sequence[Live], live: Sequence[Live]) -> None:
+    """Before a result is published, of whose `live` files these are new: raises BadJob for keys that repeat in them,
+    or are null, as `Loading.finish` would.
+    """
+    if delivery.key:
+        _chosen(delivery, result, [f for f in files if f.role == "rows"], live)
+
+
+def _chosen(delivery: Delivery, result: Result, files: Sequence[Live], live: Sequence[Live]) -> dict[str, np.ndarray]:
+    rows = [f for f in live if f.role == "rows"]
+    claims = generations(result.generation.root, result.generation.files)
+    members = [g for g in claims if g.number in result.members]
+    return newest(files, rows, members, result.rows_of, delivery.key, f"deliver {delivery.shown}")
+
+
 def deliver(
-    found: Publication, delivery: Delivery, anew: bool = False, warn: Callable[[str], None] = lambda text: None
+    found: Publication,
+    delivery: Delivery,
+    anew: bool = False,
+    warn: Callable[[str], None] = lambda text: None,
+    watch: Watch | None = None,
 ) -> Delivered:
     """Bring a published result to a store; see `Loading.finish`. The caller holds the sink's lease."""
     result = Result.of(found)
     store = opened(delivery)
     try:
-        return Loading(delivery, result, store).finish(found.live(), anew, warn)
+        return Loading(delivery, result, store, watch=watch).finish(found.live(), anew, warn)
     finally:
         store.close()
 

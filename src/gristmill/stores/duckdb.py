@@ -192,6 +192,9 @@ class File:
     def ready(self, session: Session, load: Load) -> None:
         """Nothing: a table with indices cannot be renamed."""
 
+    def matching(self, session: Session, load: Load) -> None:
+        """Nothing: it joins by hashes of the key."""
+
     def switch(self, session: Session, load: Load) -> None:
         """Rename the staging table; where indices or constraints hang on the target, its rows are replaced."""
         stage, target = self.table(load.stage), self.target()

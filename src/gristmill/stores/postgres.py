@@ -208,6 +208,10 @@ class Server:
         self._index(session, load, load.stage)
         session.run(f"ANALYZE {stage}")
 
+    def matching(self, session: Session, load: Load) -> None:
+        """It joins by hashes of the key if it knows how many rows there are, or by an index that the target has."""
+        session.run(f"ANALYZE {self.table(load.stage)}")
+
     def switch(self, session: Session, load: Load) -> None:
         stage, target = self.table(load.stage), self.target()
         session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")

@@ -117,6 +117,12 @@ class Database(Protocol):
         """Before the switch, which is to be short: build on the staging table what the target has, and `load.index`."""
         ...
 
+    def matching(self, session: Session, load: Load) -> None:
+        """Before rows are matched by `load.key`, from the target to the staging table and back: build what keeps that
+        from looking through one table for each row of the other.
+        """
+        ...
+
     def switch(self, session: Session, load: Load) -> None:
         """Make the staging table the target, in this transaction. Indices, grants and views of the target stay."""
         ...
@@ -261,6 +267,8 @@ class Tables:
             self._begin(session, load)
             if load.mode == "replace":
                 self._db.ready(session, load)
+            elif load.mode == "upsert":
+                self._db.matching(session, load)
         with self._db.session(write=True) as session:
             self._db.alone(session)
             if not self._is_there(session, load):
