@@ -175,9 +175,9 @@ def _deliverable(s: Scored, whole: Whole) -> None:
     """
     if s.retries or not s.spec.deliver:
         return
-    new = live_of(s.generation, s.receipts)
+    new = s.receipts.parts
     try:
-        delivering.refuse_repeated(s, s.plan.about, whole.generations, new, [*whole.live, *new])
+        delivering.refuse_repeated(s, s.plan.about, whole.generations, new, whole.live + new)
     except BadSource:  # a file that is gone
         raise
     except BadJob as e:
