@@ -256,3 +256,41 @@ def test_row_groups_without_rows(tmp_path: Path, sizes: list[int]) -> None:
 
 def doubled(batch: Any) -> Any:
     return {"y": batch["n"] * 2}
+
+
+LONG = [chr(65 + i) * 2000 for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        (LONG * 500, {}),
+        ([[text] for text in LONG * 500], {}),
+        ([{"a": text} for text in LONG * 500], {}),
+        ([text.encode() for text in LONG * 500], {"compression": "zstd"}),
+        (["x" * 2000 + str(i) for i in range(4000)], {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}),
+        ([[0.5] * 250] * 4000, {}),
+        (["x"] * 1500 + LONG * 312 + ["x"] * 4, {}),
+    ],
+    ids=["texts", "lists", "structs", "bytes", "prefixes", "vectors", "short at first"],
+)
+@pytest.mark.parametrize("where", [None, "k % 3 > 0"])
+def test_blocks_are_as_large_as_asked_however_values_are_encoded(
+    scratch: Any, planned: Any, column: list[Any], options: dict[str, Any], where: str | None
+) -> None:
+    """Values that repeat take next to nothing in the file and all of their length in memory; where the first rows do
+    not tell, one block may be as large as these let expect, and no other."""
+    path = str(scratch.folder() / "x.parquet")
+    if "column_encoding" in options:
+        options = {**options, "column_encoding": {"t": options["column_encoding"]}}
+    given = pa.table({"k": range(4000), "t": column})
+    pq.write_table(given, path, **options)
+    plan = planned(path)
+    asked = 1 << 18
+    blocks = plan.blocks(block_bytes=asked, where=where)
+    rows = pa.concat_tables([b.rows for b in blocks])
+    expected = given if where is None else given.filter(pa.array([k % 3 > 0 for k in range(4000)]))
+    assert rows.equals(expected.cast(rows.schema))
+    assert np.array_equal(np.concatenate([b.position for b in blocks]), rows["k"].to_numpy())
+    large = [b for b in blocks if b.rows.nbytes > 2 * asked]
+    assert len(large) <= (column[0] == "x")
