@@ -17,6 +17,7 @@ from gristmill.arrow.schemas import plain
 from gristmill.errors import BadSource
 from gristmill.shards.ranges import as_ranges, clip, inside
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.sources import int96
 from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.openreaders import Waiting
 from gristmill.sources.paths import Storage, open_input
@@ -42,7 +43,6 @@ _GOES_ON = (
     "put the file back whole, or take it out of the source; --on-bad-file skip (on_bad_file='skip') goes on, and makes "
     "dead letters of the rows that cannot be read"
 )
-INT96 = "us"  # the unit used by writers of such timestamps (Spark); in ns the years after 2262 would wrap around
 
 
 class ParquetSource:
@@ -55,17 +55,18 @@ class ParquetSource:
 
     def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
         """From the footer: one row group per cut. Raises BadSource if a file is truncated, corrupt or not Parquet, or
-        if options are given, as this format has none.
+        if there is no such option (sources/int96.py has the only one).
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if options:
+        if unknown := [name for name in options if name != int96.OPTION]:
             hint = ": Parquet files have types of their own, and a step can cast them" if "types" in options else ""
-            raise BadSource(f"{file.path}: Parquet sources have no option {', '.join(options)}{hint}")
+            raise BadSource(f"{file.path}: Parquet sources have no option {', '.join(unknown)}{hint}")
+        unit = int96.unit_of(options)
         footer, end = _footer(file, fs)
         try:
-            opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96)
+            opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=unit)
             metadata, schema = opened.metadata, opened.schema_arrow
         except (pa.ArrowException, OSError) as e:
             raise BadSource(f"{file.path}: the Parquet footer is corrupt: {_line(e)}") from e
@@ -90,8 +91,9 @@ class ParquetSource:
         wanted = as_ranges(ranges)
         if not len(wanted):
             return
-        key = (info.file.path, info.file.size, info.file.stamp, info.file.touched)
-        opened = _waiting.take(key, lambda: _Opened(info.file, fs))
+        unit = int96.unit_of(reading.options)
+        key = (info.file.path, info.file.size, info.file.stamp, info.file.touched, unit)
+        opened = _waiting.take(key, lambda: _Opened(info.file, fs, unit))
         sound = False
         try:
             for group in opened.groups(wanted):
@@ -292,6 +294,7 @@ class _Stream:
         if unknown := [c for c in missing if c not in reading.schema.names]:
             raise BadSource(f"{opened.path}: no column {unknown[0]!r}; it has {', '.join(opened.schema.names)}")
         self._here = [c for c in columns if c not in missing]  # the others are null for this file's rows
+        self._int96 = [c for c in self._here if c in opened.int96]
         self._opened = opened
         self._group = group
         self._columns = columns
@@ -302,6 +305,7 @@ class _Stream:
 
     def _start(self) -> None:
         self._batches = self._opened.decoded(self._group, self._here, self.batch_rows)
+        self._beside = self._opened.beside(self._group, self._int96, self.batch_rows) if self._int96 else iter(())
         self._held: Any = None
         self._too_large = False
         self._first = self._next = 0  # rows of the group that the held batch covers
@@ -330,9 +334,12 @@ class _Stream:
         if self._too_large:
             self._start()
         with _named(self._group):
-            batch = next(self._batches, None)
+            batch, beside = next(self._batches, None), next(self._beside, None)
         if batch is None:
             raise _Damaged(f"row group {self._group} has fewer rows than the footer says: corrupt")
+        for name in self._int96 if beside is not None else ():
+            if wrong := int96.misfit(batch.column(name), beside.column(name), self._opened.unit):
+                raise BadSource(f"{self._opened.path}: column {name!r}, row group {self._group}: {wrong}")
         self._held = self._cast(pa.Table.from_batches([batch]))
         self._first, self._next = self._next, self._next + batch.num_rows
         if batch.nbytes > _TOO_LARGE * self._block_bytes and batch.num_rows > 1:
@@ -385,23 +392,22 @@ def _undecodable(error: BaseException) -> bool:
 class _Opened:
     """A file with its footer parsed, and its open streams. One thread at a time holds it."""
 
-    def __init__(self, file: SourceFile, fs: Storage) -> None:
+    def __init__(self, file: SourceFile, fs: Storage, unit: str) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self.unit = unit  # of INT96 timestamps
         self.path = file.path
-        remote = "://" in file.path
+        # A column chunk is streamed: a row group may be larger than memory.
+        buffered = 8 << 20 if "://" in file.path else 1 << 20
+        self._options: dict[str, Any] = {
+            "buffer_size": buffered,
+            "pre_buffer": False,
+            "page_checksum_verification": True,
+        }
         self._input = open_input(fs, file.path)
         try:
-            self.file = pq.ParquetFile(
-                self._input,
-                buffer_size=8 << 20
-                if remote
-                else 1 << 20,  # a column chunk is streamed: a row group may be larger than memory
-                pre_buffer=False,
-                page_checksum_verification=True,
-                coerce_int96_timestamp_unit=INT96,
-            )
+            self.file = pq.ParquetFile(self._input, coerce_int96_timestamp_unit=unit, **self._options)
         except (pa.ArrowException, OSError) as e:
             self._input.close()
             if isinstance(e, OSError) and not _undecodable(e):
@@ -412,6 +418,8 @@ class _Opened:
         rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         self.starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
         self._streams: OrderedDict[Any, _Stream] = OrderedDict()
+        self.int96 = int96.columns(metadata.schema)
+        self._beside: Any = None
         self._row_bytes: dict[tuple[str, ...], float] = {}  # of decoded rows, by columns
 
     def groups(self, ranges: np.ndarray) -> Iterator[int]:
@@ -444,6 +452,17 @@ class _Opened:
         return self.file.iter_batches(
             rows, row_groups=[group], columns=list(columns) or self.schema.names[:1], use_threads=True
         )
+
+    def beside(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """The same with INT96 timestamps in the other unit."""
+        import pyarrow.parquet as pq
+
+        if self._beside is None:
+            other = int96.other(self.unit)
+            self._beside = pq.ParquetFile(
+                self._input, metadata=self.file.metadata, coerce_int96_timestamp_unit=other, **self._options
+            )
+        return self._beside.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=True)
 
     def batch_rows(self, group: int, columns: tuple[str, ...], block_bytes: int) -> int:
         """Rows to decode at a time to make about one block. A footer tells how long texts are as they are encoded; of
