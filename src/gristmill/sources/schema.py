@@ -81,8 +81,8 @@ Kinds = list[tuple["pa.Schema", list[str]]]  # each schema with the files that h
 def _kinds(infos: Sequence[FileInfo]) -> Kinds:
     found: dict[bytes, tuple[pa.Schema, list[str]]] = {}
     for info in infos:
-        if info.extent == 0 and not len(info.schema):
-            continue  # an empty text file has no columns and differs from nothing
+        if (info.extent == 0 or info.rows == 0) and not len(info.schema):
+            continue  # a text file with no line, or only empty ones, has no columns and differs from nothing
         key = info.schema.serialize().to_pybytes()  # a schema with metadata has no hash in older versions of pyarrow
         found.setdefault(key, (info.schema, []))[1].append(info.file.path)
     return list(found.values())
