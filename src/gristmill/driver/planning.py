@@ -391,9 +391,13 @@ def _held(job: JobSpec, folder: str | None) -> Source:
     if not path.exists() or path.read_bytes() != content:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        temporary.write_bytes(content)
-        os.utime(temporary, (0, 0))  # the name identifies the content: a new file of that name is the same input
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(content)
+            os.utime(temporary, (0, 0))  # the name identifies the content: a new file of that name is the same input
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     return replace(job.source, uri=(HELD + path.name,), storage={HELD: folder}, data=None, format="parquet")
 
 
