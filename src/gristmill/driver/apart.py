@@ -65,8 +65,8 @@ class Apart:
             return
         raise BadJob(
             f"sink {redact(self._sink.uri)} is found in the source as {path}, "
-            f"{'a link' if link else 'a folder that is also'} to {real}, so that the next run would read its answers: "
-            "take the link out of the source, or give it a name that starts with _ or a dot, which is not read"
+            f"{'a link to' if link else 'a folder that is also'} {real}, so that the next run would read its answers: "
+            "take it out of the source, or give it a name that starts with _ or a dot, which is not read"
         )
 
     def _same(self, folder: str) -> str | None:
@@ -90,7 +90,7 @@ class Apart:
 
 def _identities(path: str) -> dict[tuple[int, int], str]:
     """A folder and those above it, as far as they are there, by what identifies them."""
-    found = {}
+    found: dict[tuple[int, int], str] = {}
     while True:
         try:
             told = os.stat(path)

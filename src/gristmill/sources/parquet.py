@@ -334,10 +334,11 @@ class _Stream:
         if self._too_large:
             self._start()
         with _named(self._group):
-            batch, beside = next(self._batches, None), next(self._beside, None)
-        if batch is None:
+            batch = next(self._batches, None)
+            beside = next(self._beside, None) if self._int96 else batch
+        if batch is None or beside is None:
             raise _Damaged(f"row group {self._group} has fewer rows than the footer says: corrupt")
-        for name in self._int96 if beside is not None else ():
+        for name in self._int96:
             if wrong := int96.misfit(batch.column(name), beside.column(name), self._opened.unit):
                 raise BadSource(f"{self._opened.path}: column {name!r}, row group {self._group}: {wrong}")
         self._held = self._cast(pa.Table.from_batches([batch]))
@@ -447,13 +448,13 @@ class _Opened:
         """Let go of streams that an error has left in an unknown state."""
         self._streams.clear()
 
-    def decoded(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Columns of a row group, so many rows at a time; of no columns the first one, which tells how many rows."""
+    def decoded(self, group: int, columns: Sequence[str], rows: int) -> Any:
+        """Batches of columns of a row group, so many rows each; of no columns the first one, which tells how many."""
         return self.file.iter_batches(
             rows, row_groups=[group], columns=list(columns) or self.schema.names[:1], use_threads=True
         )
 
-    def beside(self, group: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    def beside(self, group: int, columns: Sequence[str], rows: int) -> Any:
         """The same with INT96 timestamps in the other unit."""
         import pyarrow.parquet as pq
 
