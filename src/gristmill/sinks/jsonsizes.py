@@ -66,8 +66,8 @@ def sizes_of(values: pa.Array, exact: bool = False) -> np.ndarray:
         before = np.concatenate(([0], np.cumsum(sizes_of(values.flatten(), exact))))
         ends = np.cumsum(lengths)
         return np.asarray(before[ends] - before[ends - lengths] + _NULL)
-    total = np.full(len(values), _NULL, dtype=np.int64)
-    for field, child in zip(kind, values.flatten(), strict=True):
+    total = np.full(len(values), _NULL, dtype=np.int64)  # of what no file of JSON holds, which is refused by its type
+    for field, child in zip(kind, values.flatten(), strict=True) if t.is_struct(kind) else ():
         total += sizes_of(child, exact) + _name(field.name)
     return total
 
