@@ -337,7 +337,7 @@ def _wider(t: pa.Table) -> pa.Table:
         ({"x": "int64"}, lambda t: t.set_column(0, "id", t["id"].cast(pa.int32())), "column 'id' was int64, is int32"),
     ],
 )
-def test_why_no_answer_is_kept_is_told(tmp_path: Path, takes: Any, other: Any, told: str) -> None:
+def test_why_all_rows_are_scored_is_told(tmp_path: Path, takes: Any, other: Any, told: str) -> None:
     """Where answers rest on other columns, or on other types, a note says so; rows whose key has another type are not
     told to be gone.
     """

@@ -19,6 +19,8 @@ import victims
 
 import gristmill as gm
 from gristmill.commit.generation import generations
+from gristmill.files.disk import LocalFiles
+from gristmill.fingerprint.diskcache import write_whole
 
 Mount = Callable[..., str]
 
@@ -66,6 +68,41 @@ def test_fault_05_the_disk_is_full_while_dead_letters_are_written(quick: Path, m
     report = jobs.run(str(quick / "in.parquet"), root, "fails_big", **arguments)
     assert (report.rows_ok, report.rows_dead) == (100, 100)
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
+
+
+@pytest.mark.parametrize(
+    ("sink", "harm"),
+    [
+        ("out", {"ops": ["create"], "path": "settled.json"}),
+        ("out", {"ops": ["create"], "path": "/_SUCCESS"}),
+        ("out.parquet", {"ops": ["link"], "path": "/out.parquet"}),
+    ],
+)
+def test_fault_05_the_disk_is_full_once_the_result_is_published(quick: Path, sink: str, harm: dict[str, Any]) -> None:
+    """The error (injected) says that it is, and the next command does the rest; before that it says nothing of it."""
+    source = victims.write_input(str(quick / "in"), 40)
+    root = str(quick / sink)
+    for path, published in (("/receipts/", False), (harm["path"], True)):
+        full = {"at": 0, "kind": "ENOSPC", "times": 99, "ops": harm["ops"] if published else ["create"], "path": path}
+        with pytest.raises(gm.RunFailed, match="No space left") as failed:
+            jobs.run(source, root, "scored", journal=str(quick / f"journal{published}"), harm=full, workers=0)
+        assert ("the result is published, and the next run does what is left" in str(failed.value)) == published
+        assert ("also the file of that name" in str(failed.value)) == (published and sink.endswith(".parquet"))
+    assert gm.read(root).count_rows() == 40
+    assert jobs.run(source, root, "scored", workers=0).state == "nothing to do"
+    assert gm.verify(root).ok
+
+
+def test_fault_05_nothing_is_left_of_a_note_that_does_not_fit(quick: Path, mount: Mount) -> None:
+    """Of those that are written without a sync, in the sink and in the cache: what stood there stays."""
+    folder = Path(mount("size=64k"))
+    files = LocalFiles()
+    files.note(str(folder / "note.json"), b"before")
+    write_whole(folder / "known.json", "before")
+    for write in (files.note, lambda path, data: write_whole(Path(path), data.decode())):
+        with pytest.raises(OSError, match="No space left"):
+            write(str(folder / "note.json"), b"x" * 200_000)
+    assert {p.name: p.read_text() for p in folder.iterdir()} == {"note.json": "before", "known.json": "before"}
 
 
 @pytest.mark.long

@@ -305,13 +305,17 @@ def test_no_rows(scratch: Any, planned: Any, content: bytes) -> None:
     assert (plan.info.rows, plan.read().rows.num_rows, plan.read().bad) == (0, 0, [])
 
 
-def test_an_empty_file_among_others_is_no_drift(scratch: Any, planned: Any) -> None:
-    """It has no header to differ with."""
+@pytest.mark.parametrize("content", [b"", b"\n", b"\r\n\n", b"\xef\xbb\xbf", b"\xef\xbb\xbf\n"])
+@pytest.mark.parametrize("name", ["b.csv", "0.csv.gz"])
+def test_an_empty_file_among_others_is_no_drift(scratch: Any, planned: Any, name: str, content: bytes) -> None:
+    """It has no header to differ with, also if it is a byte order mark or empty lines; a job reads all the others."""
     folder = scratch.folder()
     (folder / "a.csv").write_bytes(b"a,b\n1,x\n")
-    (folder / "b.csv").write_bytes(b"")
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
     (folder / "c.csv").write_bytes(b"a,b\n1.5,\n")
     assert [str(t) for t in planned(str(folder)).schema.types] == ["double", "string"]
+    result = gm.apply(str(folder), fn=lambda batch: {"n": batch["a"] + 1}, keep=["a"], workers=0)
+    assert result.to_pydict() == {"a": [1, 1.5], "n": [2, 2.5]}
 
 
 @pytest.mark.parametrize("pack", sorted(PACK))

@@ -256,3 +256,92 @@ def test_row_groups_without_rows(tmp_path: Path, sizes: list[int]) -> None:
 
 def doubled(batch: Any) -> Any:
     return {"y": batch["n"] * 2}
+
+
+LONG = [chr(65 + i) * 2000 for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("column", "options"),
+    [
+        (LONG * 500, {}),
+        ([[text] for text in LONG * 500], {}),
+        ([{"a": text} for text in LONG * 500], {}),
+        ([text.encode() for text in LONG * 500], {"compression": "zstd"}),
+        (["x" * 2000 + str(i) for i in range(4000)], {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}),
+        ([[0.5] * 250] * 4000, {}),
+        (["x"] * 1500 + LONG * 312 + ["x"] * 4, {}),
+    ],
+    ids=["texts", "lists", "structs", "bytes", "prefixes", "vectors", "short at first"],
+)
+@pytest.mark.parametrize("where", [None, "k % 3 > 0"])
+def test_blocks_are_as_large_as_asked_however_values_are_encoded(
+    scratch: Any, planned: Any, column: list[Any], options: dict[str, Any], where: str | None
+) -> None:
+    """Values that repeat take next to nothing in the file and all of their length in memory; where the first rows do
+    not tell, one block may be as large as these let expect, and no other."""
+    path = str(scratch.folder() / "x.parquet")
+    if "column_encoding" in options:
+        options = {**options, "column_encoding": {"t": options["column_encoding"]}}
+    given = pa.table({"k": range(4000), "t": column})
+    pq.write_table(given, path, **options)
+    plan = planned(path)
+    asked = 1 << 18
+    blocks = plan.blocks(block_bytes=asked, where=where)
+    rows = pa.concat_tables([b.rows for b in blocks])
+    expected = given if where is None else given.filter(pa.array([k % 3 > 0 for k in range(4000)]))
+    assert rows.equals(expected.cast(rows.schema))
+    assert np.array_equal(np.concatenate([b.position for b in blocks]), rows["k"].to_numpy())
+    large = [b for b in blocks if b.rows.nbytes > 2 * asked]
+    assert len(large) <= (column[0] == "x")
+
+
+def int96(path: Path, values: list[int | None], nested: bool = False) -> None:
+    """Nanoseconds since 1970, of years that these do not hold too, as a file of Spark's or Impala's has them."""
+    micros = [None if v is None else v // 1000 for v in values]
+    in_years = pa.array(micros, pa.timestamp("us"))
+    if all(v is None or -(2**63) < v < 2**63 for v in values):
+        in_years = pa.array(values, pa.timestamp("ns"))
+    columns = {"k": pa.array(range(len(values))), "t": in_years}
+    if nested:
+        listed = pa.ListArray.from_arrays(list(range(len(values) + 1)), in_years)
+        columns = {"k": columns["k"], "t": pa.StructArray.from_arrays([listed], ["times"])}
+    pq.write_table(pa.table(columns), path, use_deprecated_int96_timestamps=True)
+
+
+NIGHT = 1_577_836_800_000_000_000  # 2020-01-01
+FAR = 253_370_764_800_000_000_000  # 9999-01-01
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_int96_timestamps_are_read_as_they_are_or_not_at_all(tmp_path: Path, planned: Any, nested: bool) -> None:
+    """As microseconds, of whatever year; one with more digits is an error that says where, and what to do."""
+    fine = [NIGHT + 1000, None, FAR + 999_999_000, -62_135_596_800_000_000_000, -1000]
+    int96(tmp_path / "fine.parquet", fine, nested)
+    read = planned(str(tmp_path / "fine.parquet"))
+    inner = pa.timestamp("us")
+    times = read.read().rows["t"]
+    assert times.type == (pa.struct([("times", pa.list_(pa.field("element", inner)))]) if nested else inner)
+    flat = times.combine_chunks().field(0).flatten() if nested else times
+    assert flat.cast(pa.int64()).to_pylist() == [None if v is None else v // 1000 for v in fine]
+    for lost in (NIGHT + 1, -1):
+        path = tmp_path / f"lost{lost}.parquet"
+        int96(path, [NIGHT, None, lost], nested)
+        said = rf"{path}: column 't', row group 0: .* has digits below a microsecond: options={{'int96': 'ns'}}"
+        with pytest.raises(BadSource, match=said):
+            planned(str(path)).read()
+        assert planned(str(path)).read(columns=["k"]).rows.num_rows == 3
+        exact = planned(str(path), options={"int96": "ns"}).read().rows["t"]
+        flat = exact.combine_chunks().field(0).flatten() if nested else exact
+        assert flat.cast(pa.int64()).to_pylist() == [NIGHT, None, lost]
+    with pytest.raises(BadSource, match=r"9999-01-01T00:00:00\.999999000 is of a year that nanoseconds do not hold"):
+        planned(str(tmp_path / "fine.parquet"), options={"int96": "ns"}).read()
+
+
+def test_a_wrong_unit_of_int96_timestamps_is_refused(tmp_path: Path, planned: Any) -> None:
+    """By name, as an option that there is not."""
+    int96(tmp_path / "x.parquet", [NIGHT])
+    with pytest.raises(BadSource, match="option int96 of a Parquet source is 'ms': give 'us' or 'ns'"):
+        planned(str(tmp_path / "x.parquet"), options={"int96": "ms"})
+    with pytest.raises(BadSource, match="Parquet sources have no option int69"):
+        planned(str(tmp_path / "x.parquet"), options={"int69": "ns"})

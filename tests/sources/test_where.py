@@ -119,6 +119,31 @@ def test_a_value_that_stops_the_expression_is_told() -> None:
     assert SqlWhere("TRY_CAST(text AS INTEGER) IS NULL", ROWS.schema).mask(ROWS).all()
 
 
+@pytest.mark.parametrize("inside", ["alone", "list", "struct", "map", "vector"])
+def test_durations_are_not_compared_without_their_nanoseconds(inside: str) -> None:
+    """As DuckDB does, for which 1,500 ns are a microsecond; with digits that it has they are compared."""
+    times = pa.array([1000, 2000, None, -3000], pa.duration("ns"))
+    late = pa.array([1000, 1500, None, -3000], pa.duration("ns"))
+
+    def table(d: pa.Array) -> pa.Table:
+        offsets = pa.array(range(5), pa.int32())
+        made = {
+            "alone": lambda: d,
+            "list": lambda: pa.ListArray.from_arrays(offsets, d),
+            "struct": lambda: pa.StructArray.from_arrays([d], ["v"]),
+            "map": lambda: pa.MapArray.from_arrays(offsets, pa.array(["v"] * 4), d),
+            "vector": lambda: pa.FixedSizeListArray.from_arrays(d, 1),
+        }[inside]
+        return pa.table({"d": made(), "k": range(4)})
+
+    value = {"alone": "d", "list": "d[1]", "struct": "d.v", "map": "d['v']", "vector": "d[1]"}[inside]
+    where = SqlWhere(f"{value} = INTERVAL 1 MICROSECOND", table(times).schema)
+    assert where.mask(table(times)).tolist() == [True, False, False, False]
+    with pytest.raises(BadJob, match="'d' has durations with digits below a microsecond"):
+        where.mask(table(late))
+    assert SqlWhere("k = 1", table(late).schema).mask(table(late)).tolist() == [False, True, False, False]
+
+
 def test_order_is_kept_over_many_chunks() -> None:
     """The mask is aligned with the rows."""
     n = np.random.default_rng(0).integers(0, 1000, 300_000)

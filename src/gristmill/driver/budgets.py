@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from gristmill.commit.documents import BatchRecord
 from gristmill.driver import planning
 from gristmill.driver.planning import Resolved
-from gristmill.fingerprint import digests
+from gristmill.fingerprint import digests, diskcache
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import SEALED
 from gristmill.process import machine
@@ -102,19 +101,14 @@ def keep(r: Resolved, budget: int, rates: Mapping[int, float]) -> None:
     note = _note(r)
     told = {"budget": budget, "rates": {str(b): round(x, 1) for b, x in sorted(rates.items())}, "model": r.model.name}
     with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_suffix(f".{time.monotonic_ns()}.tmp")
-        temporary.write_text(json.dumps({**told, "machine": machine.name()}), encoding="utf-8")
-        temporary.replace(note)
+        diskcache.write_whole(note, json.dumps({**told, "machine": machine.name()}))
 
 
 def _note(r: Resolved) -> Path:
-    from gristmill.fingerprint.diskcache import cache_folder
-
     about = {
         "model": r.info.digest or {n: d for n, d in r.fingerprint.code.items() if not d.startswith(SEALED)},
         "options": {k: v for k, v in r.fingerprint.options.items() if k.startswith("model.")},
         "place": [r.place.device, r.place.backend, r.place.threads, r.workers, len(r.gpus)],
         "machine": machine.name(),
     }
-    return cache_folder() / "budgets" / f"{digests.digest_of(about)[:40]}.json"
+    return diskcache.cache_folder() / "budgets" / f"{digests.digest_of(about)[:40]}.json"

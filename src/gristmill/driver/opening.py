@@ -13,6 +13,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import inspections, onefile, publication
 from gristmill.commit import publish as publishing
 from gristmill.driver import pinning, planning, warmup
+from gristmill.driver.apart import check_other
 from gristmill.driver.planning import Resolved
 from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
@@ -167,7 +168,7 @@ def _look_at_sink(c: Command) -> None:
     if file_named(c.sink.uri) and file_of(c.root) is None:
         raise BadJob(f"sink {c.root}: is a folder, and this names one file: a folder of this name is {c.sink.uri}/")
     try:
-        planning.check_other(c.spec.source, c.sink)
+        check_other(c.spec.source, c.sink)
         beside = not planning.sink_format_of(c.spec).tables
         publishing.refuse_foreign(c.root, c.sink.overwrite, c.files, manifest=beside)
         onefile.refuse_foreign(c.root, c.sink.overwrite)

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import sys
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from gristmill.errors import CorruptStore, NewerFormat
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.files.document import Document
-from gristmill.fingerprint import digests
+from gristmill.fingerprint import digests, diskcache
 from gristmill.process import machine
 from gristmill.process.targets import import_target
 
@@ -58,12 +57,8 @@ def remember(r: Resolved, root: str, files: Files, run: Pace) -> None:
     """Keep how long a run took. Failing to write is no error: the next estimate rests on fewer runs."""
     with contextlib.suppress(OSError):
         files.note(_in_sink(root), known(r, root, files).and_of(run).dump())
-    note = _note(r)
     with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        temporary = note.with_suffix(f".{time.monotonic_ns()}.tmp")
-        temporary.write_bytes(_of_machine(r).and_of(run).dump())
-        temporary.replace(note)
+        diskcache.write_whole(_note(r), _of_machine(r).and_of(run).dump().decode())
 
 
 def _in_sink(root: str) -> str:
@@ -82,8 +77,6 @@ def _note(r: Resolved) -> Path:
     """The file of the cache for this job, whichever rows it is run over: a model that was trained again, or code that
     was mended, is still as fast as before. Functions are told apart by name and file.
     """
-    from gristmill.fingerprint.diskcache import cache_folder
-
     about: Mapping[str, Any] = {
         "model": [type(r.job.model).__name__, r.job.model.name],
         "options": {k: v for k, v in r.fingerprint.options.items() if not k.startswith(("sink.", "model.sha256"))},
@@ -91,7 +84,7 @@ def _note(r: Resolved) -> Path:
         "place": [r.place.device, r.place.backend, r.job.engine.name, r.workers, len(r.gpus)],
         "machine": machine.name(),
     }
-    return cache_folder() / "paces" / f"{digests.digest_of(json.dumps(about, sort_keys=True))[:40]}.json"
+    return diskcache.cache_folder() / "paces" / f"{digests.digest_of(json.dumps(about, sort_keys=True))[:40]}.json"
 
 
 def _callables(r: Resolved) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from gristmill.commit.inspections import Inspections, looked_at
 from gristmill.driver import jobcolumns
+from gristmill.driver.apart import Apart, check_other, plain_path
 from gristmill.driver.devices import devices
 from gristmill.engines import registry as engines
 from gristmill.engines.contract import Room
@@ -28,13 +29,12 @@ from gristmill.job.options import BatchPlan
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import is_snapshot
 from gristmill.job.specs import MODELS, ModelSpec, changed
-from gristmill.job.uris import file_named, is_local, local_path, records_of, redact
+from gristmill.job.uris import file_named, records_of, redact
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.kinds import open_function
 from gristmill.models.versions import Registered
 from gristmill.process import machine
 from gristmill.process.failure import storable
-from gristmill.process.scratch import is_passing
 from gristmill.result.reading import Kinds, check_whole, published_alone
 from gristmill.result.reduction import Reducer
 from gristmill.shards import shard
@@ -182,8 +182,10 @@ def resolve(
     from gristmill.sources.schema import as_text
 
     sink_format = sink_format_of(job)
-    if job.sink is not None:
-        _check_apart(job.source, job.sink, sink_format)
+    apart = None if job.sink is None else Apart(job.source, job.sink, sink_format)
+    if job.sink is not None and apart is not None:
+        check_other(job.source, job.sink)
+        apart.check()
     audits(job)
     reducer(job)
     source = job.source if job.source.data is None else _held(job, held_data)
@@ -194,7 +196,7 @@ def resolve(
         stored: Mapping[str, Kinds] = pinned.kinds
         source = replace(source, format=pinned.form, storage={})
     else:
-        fs, listed, stored, doubled = _listed(source, known.paths if known else frozenset())
+        fs, listed, stored, doubled = _listed(source, known.paths if known else frozenset(), apart)
     source_format = formats.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
     files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
@@ -316,9 +318,12 @@ def _described(
 # ---------------------------------------------------------------- the source
 
 
-def _listed(source: Source, planned: frozenset[str]) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
+def _listed(
+    source: Source, planned: frozenset[str], apart: Apart | None
+) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
     """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile), the types by
     path of columns in a sink's folder names, and notes on files with two names, which go by those that are `planned`.
+    Raises BadJob if the job's sink is found among them.
     """
     from gristmill.sources import openreaders, paths
 
@@ -327,7 +332,7 @@ def _listed(source: Source, planned: frozenset[str]) -> tuple[Any, list[SourceFi
     before = None
     while True:
         doubled: list[str] = []
-        fs, listed = paths.resolve(revealed, doubled.append, planned)
+        fs, listed = paths.resolve(revealed, doubled.append, planned, None if apart is None else apart.met)
         alone, stored, sinks = published_alone(listed)
         if not sinks or sinks == before:
             break
@@ -367,40 +372,6 @@ def laid_out(form: SinkFormat, sink: Sink | None) -> SinkFormat:
     return form
 
 
-def check_other(source: Source, sink: Sink) -> None:
-    """Raises BadJob for a sink that is one file, and a file that the source names."""
-    if file_named(sink.uri) and _plain_path(sink.uri) in map(_plain_path, source.uri):
-        raise BadJob(f"sink {redact(sink.uri)} is the source itself, which it would replace: give another name")
-
-
-def _check_apart(source: Source, sink: Sink, form: SinkFormat) -> None:
-    """Raises BadJob for a sink whose parts a folder or pattern of the source would find: they would be input to the
-    next run.
-    """
-    from gristmill.sources import paths
-
-    check_other(source, sink)
-    below = _plain_path(sink.uri)
-    if is_passing(below):
-        return  # a preview, or a job that returns a table
-    folders = [f"{column}=0" for column in sink.partition_by]
-    stems = ["merged.g1"] if sink.merge else ["part-0000000.g1"]
-    stems += ["merged-0000000.g1"] if sink.joins else []
-    parts = ["/".join([below, *folders, stem + end]) for stem in stems for end in form.suffixes]
-    if file_named(sink.uri):
-        parts = [below]
-    for uri in source.uri:
-        if any(paths.reads(_plain_path(uri), part) for part in parts):
-            raise BadJob(
-                f"sink {redact(sink.uri)} is inside source {redact(uri)}, which would read it next time: "
-                "give a folder outside it, or one whose name starts with _"
-            )
-
-
-def _plain_path(uri: str) -> str:
-    return os.path.realpath(local_path(uri or ".")) if is_local(uri) else uri.rstrip("/")
-
-
 def _held(job: JobSpec, folder: str | None) -> Source:
     """An in-memory source as a Parquet file named by its content, so that running again finds the same input."""
     import hashlib
@@ -423,9 +394,13 @@ def _held(job: JobSpec, folder: str | None) -> Source:
     if not path.exists() or path.read_bytes() != content:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
-        temporary.write_bytes(content)
-        os.utime(temporary, (0, 0))  # the name identifies the content: a new file of that name is the same input
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(content)
+            os.utime(temporary, (0, 0))  # the name identifies the content: a new file of that name is the same input
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     return replace(job.source, uri=(HELD + path.name,), storage={HELD: folder}, data=None, format="parquet")
 
 
@@ -669,7 +644,7 @@ def not_folders(job: JobSpec, files: Sequence[FileInfo]) -> frozenset[str]:
 
     uris = [] if job.sink is None else [job.sink.uri, *([records_of(job.sink.uri)] if file_named(job.sink.uri) else [])]
     uris += [*job.source.uri, *([job.running.log] if job.running.log else [])]
-    plain = {path for uri in uris if "://" not in (path := _plain_path(str(reveal(uri))))}
+    plain = {path for uri in uris if "://" not in (path := plain_path(str(reveal(uri))))}
     read = [f.file.path for f in files if "://" not in f.file.path] if len(files) <= MOST_FILES else []
     real = {folder: os.path.join(os.path.realpath(folder), "") for folder in set(map(os.path.dirname, read))}
     whole = tuple(os.path.join(path, "") for path in plain)

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from gristmill.commit import generation as generations
+from gristmill.commit import publication
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import delivering, drifting, indexing, paces, selection, summary
 from gristmill.driver.choice import chosen
@@ -20,6 +22,7 @@ from gristmill.engines.interpreter import SPARES
 from gristmill.errors import GristmillError, Interrupted, RunFailed
 from gristmill.files.contract import Files
 from gristmill.job.job import JobSpec
+from gristmill.job.uris import file_of
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.process import lasting
@@ -161,7 +164,7 @@ def _told_phases(command: Command, stops: Stops, telling: Telling) -> Generator[
         raise
     except OSError as e:  # a full or failing disk; workers report theirs as an outcome
         report = None if scoring is None else summary.stopped(scoring)
-        raise RunFailed(_words(command, e), report=report) from e
+        raise RunFailed(_words(command, e, scoring), report=report) from e
 
 
 def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
@@ -173,14 +176,24 @@ def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
     return replace(report, details={**report.details, "on_time": told}) if told else report
 
 
-def _words(command: Command, error: OSError) -> str:
+def _words(command: Command, error: OSError, scoring: Scoring | None) -> str:
     """The message for an error of the disk or the store, and what to do about it."""
     uri, folder = command.sink.uri, generations.meta(command.root)
+    kept = "nothing that was committed is lost"
+    if scoring is not None and _is_published(command, scoring):
+        made = ", also the file of that name" if file_of(command.root) else ""
+        kept = f"the result is published, and the next run does what is left to do after that{made}"
     if isinstance(error, StoreAway):
-        return f"{error}: nothing that was committed is lost; run again when it does"
-    way = (
-        f"nothing that was committed is lost; run again when the {'store answers' if '://' in uri else 'disk is well'}"
-    )
+        return f"{error}: {kept}; run again when it does"
+    way = f"{kept}; run again when the {'store answers' if '://' in uri else 'disk is well'}"
     if isinstance(error, FileNotFoundError) and str(error.filename).startswith(folder):
         way = f"a file of the sink itself is gone (gristmill verify names it): put it back, or use {selection.RESTART}"
     return f"{uri}: {error}: {way}"
+
+
+def _is_published(command: Command, scoring: Scoring) -> bool:
+    """Whether what a run has scored is the result that readers see, as far as can be read."""
+    with contextlib.suppress(OSError, GristmillError):
+        found = publication.latest(command.root, command.files)
+        return found is not None and found.generation == scoring.at.generation.number
+    return False

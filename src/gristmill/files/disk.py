@@ -259,9 +259,13 @@ class LocalFiles:
     def note(self, path: str, data: bytes) -> None:
         """Replace `path` by `data`, in one step, without a sync."""
         temporary = path + ".tmp"
-        with open(temporary, "wb") as out:
-            out.write(data)
-        os.replace(temporary, path)
+        try:
+            with open(temporary, "wb") as out:
+                out.write(data)
+            os.replace(temporary, path)
+        except BaseException:
+            self.remove(temporary)
+            raise
 
     # ------------------------------------------------ the rest of the contract
 

@@ -56,7 +56,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
     )
     if unchanged and time.time() - max(after.st_mtime, after.st_ctime) > _SETTLED_SECONDS:
         with contextlib.suppress(OSError):
-            _write(note, json.dumps({"path": str(path), "size": after.st_size, "sha256": digest}))
+            write_whole(note, json.dumps({"path": str(path), "size": after.st_size, "sha256": digest}))
     return digest
 
 
@@ -82,7 +82,8 @@ def _note(path: Path, stat: os.stat_result, cache: Path) -> Path:
     return cache / "digests" / f"{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}.json"
 
 
-def _write(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
+    """Write a file of the cache in one step; nothing is left of one that cannot be written. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:

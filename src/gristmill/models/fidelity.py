@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.fingerprint.diskcache import cache_folder
+from gristmill.fingerprint.diskcache import cache_folder, write_whole
 from gristmill.job.specs import TextSpec
 from gristmill.models.contract import Place
 from gristmill.models.export import export_key
@@ -158,11 +158,7 @@ def verdict(spec: TextSpec) -> float | str | None:
 
 def remember(spec: TextSpec, difference: float | str) -> None:
     """Keep what was found. Raises OSError if the cache cannot be written."""
-    note = _note(spec)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    temporary = note.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"difference": difference}), encoding="utf-8")
-    temporary.replace(note)
+    write_whole(_note(spec), json.dumps({"difference": difference}))
 
 
 def _note(spec: TextSpec) -> Path:

@@ -14,6 +14,7 @@ from gristmill.errors import BadJob, CorruptStore
 from gristmill.files.contract import Files
 from gristmill.job.formatoptions import known
 from gristmill.sinks.contract import Role, WorkFile, Writer
+from gristmill.sinks.jsonsizes import MOST, too_long
 from gristmill.sinks.jsontext import json_lines
 from gristmill.sinks.workfile import Guarded
 
@@ -57,10 +58,11 @@ class JsonlSink:
         return stored(rows.schema)
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-        """Rows with text that is not UTF-8, which no reader of JSON takes."""
-        return dict.fromkeys(
-            not_text(rows), ("NotText", "it holds text that is not valid UTF-8, which JSON cannot hold")
-        )
+        """Rows with text that is not UTF-8, which no reader of JSON takes, and rows that are too long for one."""
+        long = f"as JSON it takes more than {MOST:,} bytes, which no line can have: use parquet, or leave a column out"
+        found = dict.fromkeys(too_long(rows), ("TooLong", long))
+        wrong = ("NotText", "it holds text that is not valid UTF-8, which JSON cannot hold")
+        return found | dict.fromkeys(not_text(rows), wrong)
 
     def count(self, path: str, role: Role) -> int:
         """Lines; raises CorruptStore if the last one is cut off or the file cannot be decompressed."""

@@ -12,6 +12,7 @@ import numpy as np
 from gristmill.arrow.casts import entries, lossless
 from gristmill.arrow.schemas import is_string, plain
 from gristmill.errors import BadOutput
+from gristmill.sinks import jsonsizes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,7 +21,7 @@ __all__ = ["json_lines", "json_texts"]
 
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # from 1970: the first of the year 1, the last of 9999
 
-_SLICE_BYTES = 16 << 20  # of columns turned to text at once: Arrow's strings hold 2 GB, and text is larger than numbers
+_SLICE_BYTES = 96 << 20  # of text, at most, made at once
 _SLICE_ROWS = 1 << 16
 _ESCAPES = (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t"))  # the backslash first
 
@@ -31,15 +32,14 @@ def json_lines(rows: pa.Table, raw: Collection[str] = ()) -> Iterator[memoryview
     Floats are the shortest text that reads back as the same float; NaN and infinity, which JSON lacks, are the texts
     NaN, Infinity and -Infinity. Bytes are base64, times ISO 8601 (in UTC with a Z if they have a zone), a duration is
     its number of units, a map a list of objects with `key` and `value`. `jsonread` reads all of it back. Raises
-    BadOutput for a day before the year 1 or after 9999, which ISO 8601 cannot write.
+    BadOutput for a day before the year 1 or after 9999, which ISO 8601 cannot write, and for a row over 2 GB.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    step = max(1, min(_SLICE_ROWS, int(_SLICE_BYTES / max(1.0, rows.nbytes / max(1, rows.num_rows)))))
     names = [json.dumps(name, ensure_ascii=False) for name in rows.column_names]
-    for start in range(0, rows.num_rows, step):
-        part = rows.slice(start, step)
+    for start, stop in _slices(rows):
+        part = rows.slice(start, stop - start)
         pieces: list[Any] = []
         for i, name in enumerate(names):
             text = _raw if rows.column_names[i] in raw else _text
@@ -51,11 +51,35 @@ def json_lines(rows: pa.Table, raw: Collection[str] = ()) -> Iterator[memoryview
         yield _bytes(lines)
 
 
+def _slices(rows: pa.Table) -> Iterator[tuple[int, int]]:
+    """Rows [start, stop) that are turned to text at once."""
+    sizes = jsonsizes.row_sizes(rows)
+    for row in np.flatnonzero(sizes > jsonsizes.MOST).tolist():
+        _check_size(int(jsonsizes.row_sizes(rows.slice(row, 1), exact=True)[0]))
+    ends, start = np.cumsum(sizes), 0
+    while start < len(sizes):
+        most = (ends[start - 1] if start else 0) + _SLICE_BYTES
+        stop = min(max(int(np.searchsorted(ends, most, side="right")), start + 1), start + _SLICE_ROWS)
+        yield start, stop
+        start = stop
+
+
+def _check_size(size: int, what: str = "a row takes") -> None:
+    if size > jsonsizes.MOST:
+        raise BadOutput(
+            f"{what} {size:,} bytes as JSON, of at most {jsonsizes.MOST:,}: use parquet, or leave a column out"
+        )
+
+
 def json_texts(values: pa.Array) -> pa.Array:
-    """JSON of each value, as `json_lines` writes it, as a string array; a null stays a null. Raises BadOutput."""
+    """JSON of each value, as `json_lines` writes it, as a string array; a null stays a null. Raises BadOutput, too, if
+    all of it is over 2 GB.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
+    if int(jsonsizes.sizes_of(values).sum()) > jsonsizes.MOST:
+        _check_size(int(jsonsizes.sizes_of(values, exact=True).sum()), f"{len(values)} values take")
     text = _text(values)
     return pc.if_else(values.is_valid(), text, pa.scalar(None, pa.string())) if values.null_count else text
 

@@ -88,7 +88,7 @@ class CsvSource:
 
     def read(self, info: FileInfo, fs: Storage, ranges: np.ndarray, reading: Reading) -> Iterator[Block]:
         """Blocks of about `block_bytes` of text. A range begins at a cut or at the start of some record."""
-        if info.extent == 0:
+        if info.rows == 0:
             return
         dialect = self._dialect(reading.options)
         with opened(info.file, fs) as stream:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from gristmill.errors import BadSource
 
 Names = Callable[[str], bool]
+Met = Callable[[str, bool], None]  # told of a path, and whether it is a link
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,15 @@ class Listing(Protocol):
 
 @dataclass(frozen=True)
 class LocalListing:
-    """A local disk. One system call per folder and one per file: 10,000 files take some hundredths of a second."""
+    """A local disk. One system call per folder and one per file: 10,000 files take some hundredths of a second. `met`
+    is told of folders and of links, also to what is not there, before they are followed.
+    """
+
+    met: Met | None = None
 
     def look(self, path: str) -> Entry | None:
+        if self.met is not None and os.path.islink(path):
+            self.met(path, True)
         try:
             found = os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -65,9 +72,11 @@ class LocalListing:
         return _local_entry(os.path.basename(path), path, found)
 
     def entries(self, folder: str, wanted: Names) -> list[Entry]:
+        if self.met is not None:
+            self.met(folder or ".", False)
         try:
             with os.scandir(folder or ".") as listed:
-                return [_local_entry(e.name, e.path, _stat(e)) for e in listed if wanted(e.name)]
+                return [_local_entry(e.name, e.path, self._stat(e)) for e in listed if wanted(e.name)]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -76,32 +85,37 @@ class LocalListing:
 
     def _tree(self, folder: str, skip: Names, above: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
         inside: list[str] = []
+        if self.met is not None:
+            self.met(folder, False)
         with os.scandir(folder) as listed:
             for e in listed:
                 if skip(e.name):
                     continue
                 if e.is_dir():
+                    if self.met is not None and e.is_symlink():
+                        self.met(e.path, True)
                     inside.append(e.path)
                 else:
-                    yield e.path, _local_entry(e.name, e.path, _stat(e))
+                    yield e.path, _local_entry(e.name, e.path, self._stat(e))
         here = (*above, os.path.realpath(folder)) if inside else above
         for path in inside:
             if not os.path.islink(path) or os.path.realpath(path) not in here:  # a link to a folder above it is a loop
                 yield from self._tree(path, skip, here)
 
+    def _stat(self, entry: os.DirEntry[str]) -> os.stat_result:
+        if self.met is not None and entry.is_symlink():
+            self.met(entry.path, True)
+        try:
+            return entry.stat()
+        except FileNotFoundError:
+            raise BadSource(
+                f"{entry.path}: a link to a file that does not exist, or a file that has just been removed"
+            ) from None
+
     def open(self, path: str) -> Any:
         import pyarrow as pa
 
         return pa.OSFile(path, "rb")
-
-
-def _stat(entry: os.DirEntry[str]) -> os.stat_result:
-    try:
-        return entry.stat()
-    except FileNotFoundError:
-        raise BadSource(
-            f"{entry.path}: a link to a file that does not exist, or a file that has just been removed"
-        ) from None
 
 
 def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:

@@ -8,6 +8,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gristmill.arrow.schemas import plain
 from gristmill.errors import BadSource
 from gristmill.shards.ranges import as_ranges, clip, inside
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.sources import int96
 from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.openreaders import Waiting
 from gristmill.sources.paths import Storage, open_input
@@ -32,12 +34,16 @@ _MAGIC = b"PAR1"
 _BATCH_ROWS = 1 << 16  # rows decoded at a time, pyarrow's own default: larger ones were not faster
 _STATISTICS = 50_000  # row groups x columns of a file above which null counts are not worth reading
 _KEPT_OPEN = 2  # files kept open for the next call; each holds at most one batch per stream
+# Rows that are decoded to see how large they are, where a footer cannot tell; a batch this many times too large has the
+# rest of its row group decoded in smaller ones.
+_LEAST_LOOKED_AT, _LOOKED_AT, _TOO_LARGE = 16, 1024, 2
+_WIDTHS = {"BOOLEAN": 1 / 8, "INT32": 4, "INT64": 8, "INT96": 8, "FLOAT": 4, "DOUBLE": 8}
+_AS_LONG = frozenset({"PLAIN", "RLE", "BIT_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "BYTE_STREAM_SPLIT"})  # as the values
 _BAD_ROWS = 1 << 13  # in one block
 _GOES_ON = (
     "put the file back whole, or take it out of the source; --on-bad-file skip (on_bad_file='skip') goes on, and makes "
     "dead letters of the rows that cannot be read"
 )
-INT96 = "us"  # the unit used by writers of such timestamps (Spark); in ns the years after 2262 would wrap around
 
 
 class ParquetSource:
@@ -50,17 +56,18 @@ class ParquetSource:
 
     def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
         """From the footer: one row group per cut. Raises BadSource if a file is truncated, corrupt or not Parquet, or
-        if options are given, as this format has none.
+        if there is no such option (sources/int96.py has the only one).
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        if options:
+        if unknown := [name for name in options if name != int96.OPTION]:
             hint = ": Parquet files have types of their own, and a step can cast them" if "types" in options else ""
-            raise BadSource(f"{file.path}: Parquet sources have no option {', '.join(options)}{hint}")
+            raise BadSource(f"{file.path}: Parquet sources have no option {', '.join(unknown)}{hint}")
+        unit = int96.unit_of(options)
         footer, end = _footer(file, fs)
         try:
-            opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=INT96)
+            opened = pq.ParquetFile(pa.BufferReader(footer), coerce_int96_timestamp_unit=unit)
             metadata, schema = opened.metadata, opened.schema_arrow
         except (pa.ArrowException, OSError) as e:
             raise BadSource(f"{file.path}: the Parquet footer is corrupt: {_line(e)}") from e
@@ -88,8 +95,9 @@ class ParquetSource:
         wanted = as_ranges(ranges)
         if not len(wanted):
             return
-        key = (info.file.path, info.file.size, info.file.stamp, info.file.touched)
-        opened = _waiting.take(key, lambda: _Opened(info.file, fs))
+        unit = int96.unit_of(reading.options)
+        key = (info.file.path, info.file.size, info.file.stamp, info.file.touched, unit)
+        opened = _waiting.take(key, lambda: _Opened(info.file, fs, unit))
         sound = False
         try:
             for group in opened.groups(wanted):
@@ -231,7 +239,7 @@ def _bad(ranges: np.ndarray, why: str, reading: Reading) -> Iterator[Block]:
 
 def _read_group(opened: _Opened, group: int, wanted: np.ndarray, reading: Reading) -> Iterator[Block]:
     """One row group, a window of rows at a time. If there is a condition, its columns are read first, and the others
-    only from the first row that it lets through. Raises _Damaged.
+    only for the rows that it lets through. Raises _Damaged.
     """
     first = int(opened.starts[group])
     ranges = wanted - first
@@ -245,17 +253,12 @@ def _read_group(opened: _Opened, group: int, wanted: np.ndarray, reading: Readin
             end = at + window.num_rows
             rows, index = _only(window, clip(ranges, at, end), at)
             if reading.where is None:
-                block = Block(rows, index + first)
+                yield Block(rows, index + first)
             else:
-                kept = np.flatnonzero(reading.where.mask(rows))
-                filtered = len(index) - len(kept)
-                if filtered:
-                    rows, index = picked(rows, kept), index[kept]
-                rest = [n for n in names if n not in asked]
-                if rest:
-                    rows = _beside(rows, rest, opened, group, reading, index, (at, end))
-                block = Block(rows.select(names), index + first, filtered)
-            yield block
+                others = tuple(n for n in names if n not in asked)
+                for part in _let_through(rows, index, opened, group, reading, others):
+                    yield Block(part.rows.select(names), part.index + first, part.filtered)
+                    at = part.end
             following = int(np.searchsorted(ranges[:, 1], end, side="right"))
             at = stop if following == len(ranges) else max(end, int(ranges[following, 0]))
     except _Damaged as e:
@@ -263,24 +266,49 @@ def _read_group(opened: _Opened, group: int, wanted: np.ndarray, reading: Readin
         raise
 
 
-def _beside(
-    rows: pa.Table,
-    rest: list[str],
-    opened: _Opened,
-    group: int,
-    reading: Reading,
-    index: np.ndarray,
-    window: tuple[int, int],
-) -> pa.Table:
-    """`rows`, which are at `index`, with the columns that the condition did not need; not read if no row is left."""
+@dataclass(frozen=True)
+class _Part:
+    """Rows of a window that a condition lets through, at `index`, up to row `end`, and how many others there are."""
+
+    rows: pa.Table
+    index: np.ndarray
+    filtered: int
+    end: int
+
+
+def _let_through(
+    rows: pa.Table, index: np.ndarray, opened: _Opened, group: int, reading: Reading, others: tuple[str, ...]
+) -> Iterator[_Part]:
+    """The rows of a window, which are at `index`, for which the condition holds, with the columns that it did not need:
+    as many at once as make a block of these. They are not read if no row is left.
+    """
     import pyarrow as pa
 
-    if len(index):
-        others = opened.stream(group, tuple(rest), reading).exactly(*window)
-        if len(index) < others.num_rows:
-            others = picked(others, index - window[0])
-    else:
-        others = pa.schema([reading.schema.field(n) for n in rest]).empty_table()
+    assert reading.where is not None
+    kept = np.flatnonzero(reading.where.mask(rows))
+    hits = index[kept]
+    if len(hits) < len(index):
+        rows = picked(rows, kept)
+    if not others or not len(hits):
+        empty = pa.schema([reading.schema.field(n) for n in others]).empty_table()
+        yield _Part(_beside(rows, empty), hits, len(index) - len(hits), int(index[-1]) + 1)
+        return
+    stream = opened.stream(group, others, reading)
+    done = seen = 0  # of hits and of rows
+    while done < len(hits):
+        begin = int(hits[done])
+        more = int(np.searchsorted(hits, begin + stream.batch_rows))
+        stop = int(hits[more]) if more < len(hits) else int(index[-1]) + 1
+        found = stream.exactly(begin, int(hits[more - 1]) + 1)
+        if more - done < found.num_rows:
+            found = picked(found, hits[done:more] - begin)
+        passed = int(np.searchsorted(index, stop))
+        part = _beside(rows.slice(done, more - done), found)
+        yield _Part(part, hits[done:more], passed - seen - (more - done), stop)
+        done, seen = more, passed
+
+
+def _beside(rows: pa.Table, others: pa.Table) -> pa.Table:
     for field, column in zip(others.schema, others.columns, strict=True):
         rows = rows.append_column(field, column)
     return rows
@@ -304,21 +332,20 @@ class _Stream:
         if unknown := [c for c in missing if c not in reading.schema.names]:
             raise BadSource(f"{opened.path}: no column {unknown[0]!r}; it has {', '.join(opened.schema.names)}")
         self._here = [c for c in columns if c not in missing]  # the others are null for this file's rows
+        self._int96 = [c for c in self._here if c in opened.int96]
         self._opened = opened
         self._group = group
         self._columns = columns
         self.schema = reading.schema
-        self._batch_rows = opened.batch_rows(group, columns, reading.block_bytes)
+        self._block_bytes = reading.block_bytes
+        self.batch_rows = opened.batch_rows(group, tuple(self._here), reading.block_bytes)
         self._start()
 
     def _start(self) -> None:
-        self._batches = self._opened.file.iter_batches(
-            self._batch_rows,
-            row_groups=[self._group],
-            columns=self._here or self._opened.schema.names[:1],
-            use_threads=True,
-        )
+        self._batches = self._opened.decoded(self._group, self._here, self.batch_rows)
+        self._beside = self._opened.beside(self._group, self._int96, self.batch_rows) if self._int96 else iter(())
         self._held: Any = None
+        self._too_large = False
         self._first = self._next = 0  # rows of the group that the held batch covers
 
     def upto(self, at: int, stop: int) -> pa.Table:
@@ -342,12 +369,21 @@ class _Stream:
     def _advance(self) -> None:
         import pyarrow as pa
 
+        if self._too_large:
+            self._start()
         with _named(self._group):
             batch = next(self._batches, None)
-        if batch is None:
+            beside = next(self._beside, None) if self._int96 else batch
+        if batch is None or beside is None:
             raise _Damaged(f"row group {self._group} has fewer rows than the footer says: corrupt")
+        for name in self._int96:
+            if wrong := int96.misfit(batch.column(name), beside.column(name), self._opened.unit):
+                raise BadSource(f"{self._opened.path}: column {name!r}, row group {self._group}: {wrong}")
         self._held = self._cast(pa.Table.from_batches([batch]))
         self._first, self._next = self._next, self._next + batch.num_rows
+        if batch.nbytes > _TOO_LARGE * self._block_bytes and batch.num_rows > 1:
+            self.batch_rows = max(1, batch.num_rows * self._block_bytes // batch.nbytes)
+            self._too_large = True
 
     def _cast(self, rows: pa.Table) -> pa.Table:
         import pyarrow as pa
@@ -395,23 +431,22 @@ def _undecodable(error: BaseException) -> bool:
 class _Opened:
     """A file with its footer parsed, and its open streams. One thread at a time holds it."""
 
-    def __init__(self, file: SourceFile, fs: Storage) -> None:
+    def __init__(self, file: SourceFile, fs: Storage, unit: str) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        self.unit = unit  # of INT96 timestamps
         self.path = file.path
-        remote = "://" in file.path
+        # A column chunk is streamed: a row group may be larger than memory.
+        buffered = 8 << 20 if "://" in file.path else 1 << 20
+        self._options: dict[str, Any] = {
+            "buffer_size": buffered,
+            "pre_buffer": False,
+            "page_checksum_verification": True,
+        }
         self._input = open_input(fs, file.path)
         try:
-            self.file = pq.ParquetFile(
-                self._input,
-                buffer_size=8 << 20
-                if remote
-                else 1 << 20,  # a column chunk is streamed: a row group may be larger than memory
-                pre_buffer=False,
-                page_checksum_verification=True,
-                coerce_int96_timestamp_unit=INT96,
-            )
+            self.file = pq.ParquetFile(self._input, coerce_int96_timestamp_unit=unit, **self._options)
         except (pa.ArrowException, OSError) as e:
             self._input.close()
             if isinstance(e, OSError) and not _undecodable(e):
@@ -422,6 +457,9 @@ class _Opened:
         rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         self.starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
         self._streams: OrderedDict[Any, _Stream] = OrderedDict()
+        self.int96 = int96.columns(metadata.schema)
+        self._beside: Any = None
+        self._row_bytes: dict[tuple[str, ...], float] = {}  # of decoded rows, by columns
 
     def groups(self, ranges: np.ndarray) -> Iterator[int]:
         """The row groups that `ranges` touch, in order."""
@@ -448,18 +486,54 @@ class _Opened:
         """Let go of streams that an error has left in an unknown state."""
         self._streams.clear()
 
-    def batch_rows(self, group: int, columns: tuple[str, ...], block_bytes: int) -> int:
-        """Rows to decode at a time to make about one block."""
-        metadata = self.file.metadata.row_group(group)
-        names = set(columns)
-        chunks = (metadata.column(i) for i in range(metadata.num_columns))
-        bytes_ = sum(
-            c.total_uncompressed_size
-            for c in chunks
-            if c.path_in_schema.partition(".")[0] in names or c.path_in_schema in names
+    def decoded(self, group: int, columns: Sequence[str], rows: int) -> Any:
+        """Batches of columns of a row group, so many rows each; of no columns the first one, which tells how many."""
+        return self.file.iter_batches(
+            rows, row_groups=[group], columns=list(columns) or self.schema.names[:1], use_threads=True
         )
-        a_row = max(bytes_ / max(metadata.num_rows, 1), 1.0)
-        return int(min(_BATCH_ROWS, max(1, block_bytes // a_row)))
+
+    def beside(self, group: int, columns: Sequence[str], rows: int) -> Any:
+        """The same with INT96 timestamps in the other unit."""
+        import pyarrow.parquet as pq
+
+        if self._beside is None:
+            other = int96.other(self.unit)
+            self._beside = pq.ParquetFile(
+                self._input, metadata=self.file.metadata, coerce_int96_timestamp_unit=other, **self._options
+            )
+        return self._beside.iter_batches(rows, row_groups=[group], columns=list(columns), use_threads=True)
+
+    def batch_rows(self, group: int, columns: tuple[str, ...], block_bytes: int) -> int:
+        """Rows to decode at a time to make about one block. A footer tells how long texts are as they are encoded; of
+        those in a dictionary, which are as long as they like, some rows are decoded, once for each choice of columns.
+        """
+        rows = max(self.file.metadata.row_group(group).num_rows, 1)
+        bytes_, hidden = self._sizes(group, frozenset(columns))
+        most = int(min(_BATCH_ROWS, max(1, block_bytes // max(bytes_ / rows, 1.0))))
+        few = int(min(max(block_bytes // max(hidden, 1), _LEAST_LOOKED_AT), _LOOKED_AT))  # each may be as long as all
+        if not hidden or min(most, rows) <= few:
+            return most
+        if columns not in self._row_bytes:
+            try:
+                with _named(group):
+                    seen = next(iter(self.decoded(group, columns, few)))
+            except (_Damaged, StopIteration):
+                return few  # reading tells what is wrong
+            self._row_bytes[columns] = max(seen.nbytes / max(seen.num_rows, 1), 1.0)
+        return int(min(most, max(1, block_bytes // self._row_bytes[columns])))
+
+    def _sizes(self, group: int, columns: frozenset[str]) -> tuple[float, int]:
+        """Bytes of the values of some columns, and how many of these do not tell how long the values are."""
+        metadata = self.file.metadata.row_group(group)
+        bytes_, hidden = 0.0, 0
+        for chunk in (metadata.column(i) for i in range(metadata.num_columns)):
+            if chunk.path_in_schema.partition(".")[0] not in columns and chunk.path_in_schema not in columns:
+                continue
+            encoded, width = chunk.total_uncompressed_size, _WIDTHS.get(chunk.physical_type)
+            bytes_ += encoded if width is None else max(encoded, width * chunk.num_values)
+            if width is None and not _AS_LONG.issuperset(chunk.encodings):
+                hidden += encoded
+        return bytes_, hidden
 
     def close(self) -> None:
         self._streams.clear()

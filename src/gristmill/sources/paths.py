@@ -19,7 +19,7 @@ from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.job.uris import local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
-from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, NamedListing
+from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, Met, NamedListing
 from gristmill.sources.patience import Patient, StoreAway
 
 __all__ = ["Storage", "changed", "look", "mounted", "open_input", "reads", "redact", "resolve"]
@@ -85,11 +85,15 @@ class Storage:
 
 
 def resolve(
-    source: Source, tell: Callable[[str], None] | None = None, planned: Collection[str] = ()
+    source: Source,
+    tell: Callable[[str], None] | None = None,
+    planned: Collection[str] = (),
+    met: Met | None = None,
 ) -> tuple[Storage, list[SourceFile]]:
     """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
     lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files. A file
-    goes by the name that it has in `planned`, the paths of an earlier plan, if it still has that.
+    goes by the name that it has in `planned`, the paths of an earlier plan, if it still has that. `met` is told each
+    folder and link on a local disk before it is followed.
 
     Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
     .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
@@ -97,12 +101,13 @@ def resolve(
     """
     mounts: dict[str, Mount] = {}
     listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
-    met = Met()
+    found = Found()
     for uri in source.uri:
         path, mount = _place(uri, source.storage)
         known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
         try:
-            root, listed = _files(known.listing, path, redact(uri))
+            listing = known.listing if met is None or known is not _LOCAL else LocalListing(met)
+            root, listed = _files(listing, path, redact(uri))
             start = _length(root)
             folder = bool(mount.prefix) and root == path != listed[0][0]
             if folder and source.format is None and known.listing.look(f"{path}/{_LOG}") is not None:
@@ -112,7 +117,7 @@ def resolve(
                 )
             named = listed[0][0] == path
             listings.append((known, start, named, listed))
-            met.expect([one for one in listed if known.public(one[0]) in planned], named)
+            found.expect([one for one in listed if known.public(one[0]) in planned], named)
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
         except StoreAway as e:
@@ -122,7 +127,7 @@ def resolve(
     files: dict[str, SourceFile] = {}
     again = list[str]()
     for mount, start, named, listed in listings:
-        for inner, entry in met.new(listed, named, again):
+        for inner, entry in found.new(listed, named, again):
             public = mount.public(inner)
             files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:])))
     if again and tell is not None:
@@ -287,7 +292,7 @@ def _public_root(root: str) -> str:
 # ---------------------------------------------------------------- from a path to its files
 
 
-class Met:
+class Found:
     """The names under which local files have been found."""
 
     def __init__(self) -> None:

@@ -82,8 +82,8 @@ def _kinds(infos: Sequence[FileInfo]) -> Kinds:
     found: dict[bytes, tuple[pa.Schema, list[str]]] = {}
     last: tuple[pa.Schema, list[str]] | None = None
     for info in infos:
-        if info.extent == 0 and not len(info.schema):
-            continue  # an empty text file has no columns and differs from nothing
+        if (info.extent == 0 or info.rows == 0) and not len(info.schema):
+            continue  # a text file with no line, or only empty ones, has no columns and differs from nothing
         if last is None or info.schema is not last[0]:  # else it is shared with the file before
             key = info.schema.serialize().to_pybytes()  # one with metadata has no hash in older versions of pyarrow
             last = info.schema, found.setdefault(key, (info.schema, []))[1]

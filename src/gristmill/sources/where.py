@@ -72,6 +72,7 @@ class SqlWhere:
         """One bool per row, in order. `rows` has at least `columns`. Raises BadJob if a value stops the expression."""
         if not rows.num_rows:
             return np.zeros(0, dtype=bool)
+        self._check_durations(rows)
         with self._lock:
             db = self._db()
             db.register("rows", _readable(rows, self.columns))
@@ -106,6 +107,21 @@ class SqlWhere:
             found.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             self._connection = found
         return found
+
+    def _check_durations(self, rows: pa.Table) -> None:
+        """Raises BadJob for a duration that DuckDB, whose intervals are of microseconds, would cut off."""
+        from gristmill.arrow.casts import Lossy, lossless
+
+        for name in self.columns:
+            kind = rows.schema.field(name).type
+            if (known := _of_microseconds(kind)) != kind:
+                try:
+                    lossless(rows.column(name), known)
+                except Lossy as e:
+                    raise BadJob(
+                        f"{self._named}: column {name!r} has durations with digits below a microsecond, which SQL does "
+                        "not compare: filter with a function: gm.filter(f), or steps: [{filter: 'module:f'}]"
+                    ) from e
 
     def _check(self, schema: pa.Schema) -> None:
         """Bind the expression against the columns' types: as a condition, which has no aggregates, and as evaluated."""
@@ -214,6 +230,28 @@ def _readable(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
         if pa.types.is_float16(field.type):
             rows = rows.set_column(i, field.name, rows.column(i).cast(pa.float32()))
     return rows
+
+
+def _of_microseconds(kind: pa.DataType) -> pa.DataType:
+    """A type whose durations, at any depth, are of microseconds where it has nanoseconds."""
+    import pyarrow as pa
+
+    t = pa.types
+
+    def inside(field: pa.Field) -> pa.Field:
+        return field.with_type(_of_microseconds(field.type))
+
+    if t.is_duration(kind) and kind.unit == "ns":
+        return pa.duration("us")
+    if t.is_struct(kind):
+        return pa.struct([inside(f) for f in kind])
+    if t.is_map(kind):
+        return pa.map_(inside(kind.key_field), inside(kind.item_field), kind.keys_sorted)
+    if t.is_fixed_size_list(kind):
+        return pa.list_(inside(kind.value_field), kind.list_size)
+    if t.is_large_list(kind):
+        return pa.large_list(inside(kind.value_field))
+    return pa.list_(inside(kind.value_field)) if t.is_list(kind) else kind
 
 
 def _parsed(where: SqlWhere) -> Any:

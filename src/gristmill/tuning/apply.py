@@ -49,9 +49,13 @@ def write(found: Tuned, path: str, profile: str | None = None) -> dict[str, dict
     if yaml.safe_load(new) != expected:
         raise BadJob(f"--write: {path} is written in a form that cannot be edited here; put this in: {_shown(wanted)}")
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    temporary.write_text(new, encoding="utf-8")
-    temporary.chmod(file.stat().st_mode & 0o777)
-    temporary.replace(file)
+    try:
+        temporary.write_text(new, encoding="utf-8")
+        temporary.chmod(file.stat().st_mode & 0o777)
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     return wanted
 
 

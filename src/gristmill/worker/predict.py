@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -305,6 +305,7 @@ class Predict:
         skipped = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "skip"]
         put_aside = {r.row for r in skipped}
         dead += [DeadRow(r.row, Stage.MODEL, r.error, r.message) for r in refused.values() if r.row not in put_aside]
+        outputs = self._holdable(task, window, outputs, dead)
         index = np.concatenate([i for i, _ in outputs]) if outputs else np.empty(0, dtype=np.int64)
         dicts = any(ROWS in (t.schema.metadata or {}) for _, t in outputs)
         results = self._joined(task, outputs)
@@ -365,6 +366,22 @@ class Predict:
             )
         return [n for n in others if n not in own], anew
 
+    def _holdable(
+        self, task: Task, window: Window, outputs: list[tuple[np.ndarray, pa.Table]], dead: list[DeadRow]
+    ) -> list[tuple[np.ndarray, pa.Table]]:
+        """Outputs without rows of NaN or infinity in columns planned as another type, such as whole numbers, which
+        could not hold these: like all such rows they are dead letters, if that is what they are to be.
+        """
+        if self._recipe.on_nan != "dead" or task.schema is None:
+            return outputs
+        planned = {f.name: f.type for f in task.schema}
+        found = []
+        for index, table in outputs:
+            names = [f.name for f in table.schema if not planned.get(f.name, f.type).equals(f.type)]
+            bad = self._not_finite(Stage.MODEL, window, table, names, names, index, dead)
+            found.append((index[~bad], picked(table, np.flatnonzero(~bad))) if bad.any() else (index, table))
+        return found
+
     def _joined(self, task: Task, outputs: list[tuple[np.ndarray, pa.Table]]) -> pa.Table:
         tables, name = [t for _, t in outputs], self._recipe.model.name
         if not tables:
@@ -413,10 +430,30 @@ class Predict:
         """
         if self._recipe.on_nan != "dead":
             return rows, identity, place
-        bad = np.zeros(rows.num_rows, dtype=bool)
         written = self._recipe.output.columns(rows.column_names, names)
         given_on = names if stage is Stage.MODEL and self._post else ()
-        for name in dict.fromkeys([*given_on, *(n for n in written if n in names or n in replaced)]):
+        checked = dict.fromkeys([*given_on, *(n for n in written if n in names or n in replaced)])
+        bad = self._not_finite(stage, window, rows, checked, names, place, dead)
+        if not bad.any():
+            return rows, identity, place
+        keep = np.flatnonzero(~bad)
+        return picked(rows, keep), identity.take(keep), place[keep]
+
+    def _not_finite(
+        self,
+        stage: Stage,
+        window: Window,
+        rows: pa.Table,
+        checked: Iterable[str],
+        names: Sequence[str],
+        place: np.ndarray,
+        dead: list[DeadRow],
+    ) -> np.ndarray:
+        """Rows (bool [rows]) with NaN or infinity in a checked column, each of which becomes a dead letter; `names` are
+        answers, in the others it counts where the row had no such value before.
+        """
+        bad = np.zeros(rows.num_rows, dtype=bool)
+        for name in checked:
             found = not_finite(rows.column(name))
             if found is None or not found.any():
                 continue
@@ -434,10 +471,7 @@ class Predict:
                 )
                 dead.append(DeadRow(int(place[i]), stage, error, message))
             bad |= found
-        if not bad.any():
-            return rows, identity, place
-        keep = np.flatnonzero(~bad)
-        return picked(rows, keep), identity.take(keep), place[keep]
+        return bad
 
 
 def _alike(one: pa.Table, other: pa.Table, name: str) -> bool:
