@@ -398,3 +398,36 @@ def test_what_plan_says_of_it(tmp_path: Path) -> None:
 
 def _times(batch: dict[str, Any], by: float) -> dict[str, Any]:
     return {"y": batch["x"] * by}
+
+
+@pytest.mark.parametrize("update", [BY_ID, True])
+def test_rows_of_a_file_that_cannot_be_read_are_not_gone(tmp_path: Path, asked: Asked, update: Any) -> None:
+    """A truncated upload of a file that the result has rows of holds the night back; a person may let them leave."""
+    for n in range(3):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+
+    def night(**verbs: Any) -> gm.Report:
+        source = gm.source(str(tmp_path / "in"), on_bad_file="skip")
+        how: dict[str, Any] = {"workers": 0, "shard_rows": 50, "update": update}
+        return gm.Job(source, MODEL, gm.sink(str(tmp_path / "out"), keep=["id"]), **how).run(**verbs)
+
+    night()
+    whole = (tmp_path / "in" / "1.parquet").read_bytes()
+    (tmp_path / "in" / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    put(tmp_path / "in", "2", range(100, 150), lambda i: f"new {i}")
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=r"1\.parquet cannot be read, .* not gone"):
+        night()
+    assert len(rows(tmp_path)) == 150
+    (tmp_path / "in" / "1.parquet").write_bytes(whole)
+    assert night().updated == {"kept": 100, "scored": 50, "gone": 0} and len(rows(tmp_path)) == 150
+
+    (tmp_path / "in" / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed):
+        night()
+    asked.rows()
+    with pytest.warns(gm.GristmillWarning, match="which was accepted"):
+        assert night(accept=True).updated == {"kept": 100, "scored": 0, "gone": 50}
+    assert asked.rows() == []
+    put(tmp_path / "in", "3", [500])
+    with pytest.warns(gm.GristmillWarning, match="skipped a bad file"):  # of which the result has no rows any more
+        assert night().updated == {"kept": 100, "scored": 1, "gone": 0}

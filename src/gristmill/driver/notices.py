@@ -99,6 +99,7 @@ class Telling:
         """There is nothing to do."""
         if not self._silent:
             self._begin(self._of(at))
+            self._left_out(at)
 
     def began(self, at: Chosen) -> None:
         """There is something to do: write a record, and tell that it begins."""
@@ -115,6 +116,7 @@ class Telling:
             return
         gone = tuple((one.run, runrecord.died_how(one)) for one in died)
         self._begin(replace(self._of(at), generation=g.number, kind=g.kind, died=gone))
+        self._left_out(at)
 
     def scoring(self, scoring: Scoring) -> None:
         """What is being scored, of which the record has the figures at the end."""
@@ -188,6 +190,10 @@ class Telling:
     def _begin(self, run: Begun) -> None:
         self._begun = True
         self._told.began(run)
+
+    def _left_out(self, at: Opened) -> None:
+        if bad := at.resolved.skipped:
+            self._told.raised("skipped", self._c.log.scrubbed("; ".join(bad)))
 
     def _named(self) -> Begun:
         root = self._c.root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from gristmill.commit import generation as generations
 from gristmill.commit.generation import Generation
 from gristmill.driver.planning import Resolved
 from gristmill.driver.selection import Choice, Held, chosen, compared
@@ -63,6 +64,25 @@ def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
     """
     lines = compared(member, r.fingerprint, r.fingerprint.inputs)
     return [line for line in lines if not line.startswith(("input:", *ROWS))]
+
+
+def missed(held: Held, r: Resolved) -> str:
+    """Why an update must not be published whose source has files that cannot be read: the result has rows of them, which
+    are not gone. "" if it has none.
+    """
+    if not r.unread or held.latest is None:
+        return ""
+    before = {path for member in held.members() for path in generations.stored_inputs(member)}
+    lost = [path for path in r.unread if path in before]
+    if not lost:
+        return ""
+    which = f"{', '.join(lost[:3])}{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}"
+    they, them, one = ("it is", "it", "the file") if len(lost) == 1 else ("they are", "them", "the files")
+    return (
+        f"{which} cannot be read, and the result has rows of {them}, which are not gone: nothing new was published, and "
+        f"the result before stands. Put {one} right and run again; if {they} to leave, --accept (accept=True) "
+        f"publishes the others without {them}"
+    )
 
 
 def told(lines: Sequence[str]) -> str:

@@ -122,6 +122,7 @@ def plan(spec: JobSpec) -> PlanView:
             refused, sink = "", updating.foreseen(held, r)  # what differs is what an update is for
         if held is not None and not refused:
             gates += _held_back(spec, held)
+            gates += [why] if spec.update is not None and (why := updating.missed(held, r)) else []
         stores = _stores(spec, held, r, refused)
         takes = estimate(r)
     before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]

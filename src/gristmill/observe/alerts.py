@@ -32,6 +32,7 @@ _SAYS = {
     "gate": "was not published: a gate did not hold",
     "drift": "has drifted: data or answers are not as before",
     "dead": "has dead rows",
+    "skipped": "left out files that cannot be read",
     "recovered": "is well again",
 }
 
@@ -70,7 +71,13 @@ class Message:
 
     def as_slack(self) -> dict[str, Any]:
         """In Slack's form, which Mattermost, Rocket.Chat and Discord (…/slack) take, too."""
-        sign = ":white_check_mark:" if self.kind == "recovered" else ":warning:" if self.kind == "dead" else ":x:"
+        sign = (
+            ":white_check_mark:"
+            if self.kind == "recovered"
+            else ":warning:"
+            if self.kind in ("dead", "skipped")
+            else ":x:"
+        )
         first, *others = (
             line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in self._whole()
         )

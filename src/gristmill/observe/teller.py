@@ -122,8 +122,12 @@ class Told:
         """Raise what the note says."""
         kind = note.fields.get("alert") or ("dead" if "rows_dead" in note.fields else "")
         if kind:
-            for teller in self._tellers:
-                teller.raised(str(kind), note.text)
+            self.raised(str(kind), note.text)
+
+    def raised(self, kind: str, text: str) -> None:
+        """Raise an incident."""
+        for teller in self._tellers:
+            teller.raised(kind, text)
 
     def ended(self, end: Ended) -> list[str]:
         """Pass on how the run ended, and wait a little for all that is still to be sent; returns what could not be."""
