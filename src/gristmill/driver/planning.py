@@ -302,7 +302,8 @@ def _described(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, at.gpus, identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen, at.note])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
-        more=more, skipped=tuple(bad.values()), unread=tuple(bad), registered=None if named is None else named.registered,
+        more=more, skipped=tuple(bad.values()), registered=None if named is None else named.registered,
+        unread=tuple(bad),
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, at.workers)

@@ -67,8 +67,8 @@ def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
 
 
 def missed(held: Held, r: Resolved) -> str:
-    """Why an update must not be published whose source has files that cannot be read: the result has rows of them, which
-    are not gone. "" if it has none.
+    """Why an update must not be published whose source has files that cannot be read: the result has rows of them,
+    which are not gone. "" if it has none.
     """
     if not r.unread or held.latest is None:
         return ""
@@ -79,8 +79,8 @@ def missed(held: Held, r: Resolved) -> str:
     which = f"{', '.join(lost[:3])}{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}"
     they, them, one = ("it is", "it", "the file") if len(lost) == 1 else ("they are", "them", "the files")
     return (
-        f"{which} cannot be read, and the result has rows of {them}, which are not gone: nothing new was published, and "
-        f"the result before stands. Put {one} right and run again; if {they} to leave, --accept (accept=True) "
+        f"{which} cannot be read, and the result has rows of {them}, which are not gone: nothing new was published, "
+        f"and the result before stands. Put {one} right and run again; if {they} to leave, --accept (accept=True) "
         f"publishes the others without {them}"
     )
 
