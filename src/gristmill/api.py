@@ -480,7 +480,7 @@ def status(sink: Any, storage: Mapping[str, Any] | None = None) -> dict[str, Any
 
     `sink` is as in `read`. `storage` has the options of an object store, as in `gm.sink(…)`; a job brings its own.
     """
-    from gristmill.driver.views import status as of_root
+    from gristmill.driver.views import stands as of_root
 
     return of_root(*_place(sink, storage))
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadJob, CorruptStore, GateFailed
+from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged
 
 
 class Asked:
@@ -431,3 +431,24 @@ def test_rows_of_a_file_that_cannot_be_read_are_not_gone(tmp_path: Path, asked: 
     put(tmp_path / "in", "3", [500])
     with pytest.warns(gm.GristmillWarning, match="skipped a bad file"):  # of which the result has no rows any more
         assert night().updated == {"kept": 100, "scored": 1, "gone": 0}
+
+
+def test_what_retry_dead_says_of_an_update(tmp_path: Path, asked: Asked) -> None:
+    """Of one that a gate holds back, or that has not begun, it names the run that goes on with it."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID, gates={"min_ok": 1.0}).run()
+    put(tmp_path / "in", "b", range(100, 105), lambda i: "bad" if i < 103 else str(i))
+    held = job(tmp_path, BY_ID, gates={"min_ok": 1.0})
+    with pytest.raises(GateFailed):
+        held.run()
+    with pytest.raises(BadJob, match=r"3 dead rows are those of an update .* gristmill run JOB .* or --accept") as told:
+        gm.retry_dead(held)
+    assert "--append" not in str(told.value) and "put it back" not in str(told.value)
+    with pytest.warns(gm.GristmillWarning):
+        held.run(accept=True)
+    put(tmp_path / "in", "a", range(50))
+    with pytest.raises(PlanChanged, match="use gristmill run JOB") as changed:
+        gm.retry_dead(held)
+    assert "put it back" not in str(changed.value)
+    Path(str(asked.path) + ".mended").touch()
+    assert held.run().rows_dead == 0

@@ -24,6 +24,7 @@ from gristmill.files.disk import join
 from gristmill.job.delivery import Delivery
 from gristmill.observe import units
 from gristmill.observe.report import Report
+from gristmill.observe.standing import NOT_DELIVERED
 from gristmill.process import lasting
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
@@ -131,7 +132,7 @@ def delivered(at: Opened, report: Report) -> Report:
         found = _made(published(at.root, at.files), at.spec.deliver, functools.partial(at.log.note, "warning"))
     except (GristmillError, Interrupted) as e:
         at.log.say(phase="failed")
-        e.report = replace(report, state="published, but not delivered", notes=tuple(at.log.notes))
+        e.report = replace(report, state=NOT_DELIVERED, notes=tuple(at.log.notes))
         raise
     at.log.say(phase="done")
     seconds = at.log.seconds
@@ -163,7 +164,7 @@ def _made(
     if len(failed) == 1 and isinstance(failed[0], SinkBusy):
         raise failed[0]
     again = "the result is published, nothing is scored again: the same command, or gristmill deliver, delivers it"
-    raise RunFailed("\n".join([*map(str, failed), again])) from failed[0]
+    raise RunFailed(";\n".join([*map(str, failed), again])) from failed[0]
 
 
 def deliver(

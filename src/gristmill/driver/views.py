@@ -28,6 +28,7 @@ from gristmill.driver import (
     paces,
     pinning,
     planning,
+    runrecord,
     selection,
     shipping,
     sourcecheck,
@@ -52,6 +53,7 @@ from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
+from gristmill.observe.standing import standing
 from gristmill.process import lasting
 from gristmill.process.scratch import Folder, passing
 from gristmill.process.startup import starting
@@ -396,6 +398,12 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
             for part in done.parts:
                 if part.role == "rows":
                     yield pq.read_table(os.path.join(root, part.work), partitioning=None)
+
+
+def stands(root: str, files: Files = LOCAL) -> dict[str, Any]:
+    """The state of a sink, as `status` has it, with how things stand, why, and what to do."""
+    now = status(root, files)
+    return {**now, "standing": asdict(standing(now, runrecord.last(root, files, str(now["state"]))))}
 
 
 def status(root: str, files: Files = LOCAL) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator
 
 from gristmill.observe import units
-from gristmill.observe.facts import Kind, Night, Run, SinkFacts
-from gristmill.observe.page import STATES, clock, short
+from gristmill.observe.facts import Kind, Night, Run, SinkFacts, Standing
+from gristmill.observe.page import clock, short
 
 MOST_RUNS, MOST_SLOW = 5, 3
 
@@ -19,11 +19,18 @@ def lines(facts: SinkFacts) -> list[Line]:
     return [*_state(facts), *_counts(facts), *_errors(facts), *_work(facts), *_made_of(facts)]
 
 
+def standing_lines(standing: Standing) -> Iterator[Line]:
+    """How things stand: `state`, `why`, and `next`, what to do."""
+    yield "state", standing.words
+    if standing.why:
+        yield "why", standing.why
+    if standing.way is not None:
+        yield "next", str(standing.way)
+
+
 def _state(facts: SinkFacts) -> Iterator[Line]:
     yield "sink", facts.sink
-    yield "state", STATES.get(facts.state, facts.state)
-    if facts.state != "done" and facts.now.get("gate"):
-        yield "gate", str(facts.now["gate"])
+    yield from standing_lines(facts.standing)
     yield from (("incident", f"{one.kind} since {clock(one.since)}: {one.text}") for one in facts.incidents)
 
 

@@ -16,12 +16,6 @@ from gristmill.observe.facts import Drift, Night, SinkFacts
 from gristmill.observe.report import DIGEST, asked
 from gristmill.observe.tables import clean
 
-STATES = {
-    "done": "done and published",
-    "running": "running",
-    "unfinished": "not finished: run the job again to resume",
-    "empty": "nothing was run here",
-}
 _TONES = {"done": "good", "nothing to do": "good", "running": "mid", "unfinished": "mid", "stopped": "mid"}
 
 
@@ -54,7 +48,7 @@ def _template() -> Any:
     around.filters |= {"shell": lambda text: shlex.quote(clean(text)), "pytext": repr}
     around.globals |= {
         "units": units, "charts": charts, "asked": asked, "clock": clock, "short": short, "tone": tone,
-        "past_bars": past_bars, "state_words": lambda state: STATES.get(state, state),
+        "past_bars": past_bars,
     }  # fmt: skip
     return around.get_template("page.html")
 
