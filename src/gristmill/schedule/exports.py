@@ -81,7 +81,7 @@ def _block(job: Exported, zone_before: str) -> str:
     return (
         f"{begin}\n"
         f"# Times are of {zone}: where cron does not know CRON_TZ (cronie does, Debian's cron does not), the time\n"
-        "# zone of the machine has to be that one. Nothing is tried again, and no time is made up for: gristmill up, or\n"
+        "# zone of the machine has to be that one. Nothing is tried again, and no time is made up for: up, or\n"
         "# systemd, does that.\n"
         f"{_needed(job, 'lines NAME=value above give it, as cron has nothing of the environment of a shell')}"
         f"CRON_TZ={zone}\n"
