@@ -24,8 +24,9 @@ from gristmill.job.job import JobSpec
 from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
-from gristmill.observe.facts import Way
+from gristmill.observe.facts import Standing, Way
 from gristmill.observe.report import Report, asked
+from gristmill.observe.standing import staged_lines, standing_lines
 from gristmill.shards.counts import Counts
 
 # ---------------------------------------------------------------- status
@@ -85,10 +86,9 @@ def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
 def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A state for a person, as labels and texts."""
     state = str(now.get("state"))
-    stands = dict(now["standing"])
-    lines = [("sink", str(now.get("sink"))), ("state", stands["words"])]
-    lines += [("why", stands["why"])] if stands["why"] else []
-    lines += [("next", str(Way(**stands["way"])))] if stands["way"] else []
+    told = now["standing"]
+    stands = Standing(told["words"], told["why"], Way(**told["way"]) if told["way"] else None)
+    lines = [("sink", str(now.get("sink"))), *standing_lines(stands)]
     if state == "running" and now.get("phase") not in (None, "running"):
         lines.append(("phase", str(now["phase"])))
     if now.get("waiting"):
@@ -112,6 +112,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     for one in now.get("deliveries", ()):
         has = f", generation {one['generation']}: {one['rows']:,} rows by {one['mode']}" if "rows" in one else ""
         lines.append(("store", f"{one['to']}: {one['state']}{has}"))
+    lines += staged_lines(str(now.get("sink")), now)
     if now.get("seconds_ago") is not None:
         lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
     return lines

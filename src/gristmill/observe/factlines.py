@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterator
 
 from gristmill.observe import units
-from gristmill.observe.facts import Kind, Night, Run, SinkFacts, Standing
+from gristmill.observe.facts import Kind, Night, Run, SinkFacts
 from gristmill.observe.page import clock, short
+from gristmill.observe.standing import Line, staged_lines, standing_lines
 
 MOST_RUNS, MOST_SLOW = 5, 3
-
-Line = tuple[str, str]
 
 
 def lines(facts: SinkFacts) -> list[Line]:
@@ -19,18 +18,10 @@ def lines(facts: SinkFacts) -> list[Line]:
     return [*_state(facts), *_counts(facts), *_errors(facts), *_work(facts), *_made_of(facts)]
 
 
-def standing_lines(standing: Standing) -> Iterator[Line]:
-    """How things stand: `state`, `why`, and `next`, what to do."""
-    yield "state", standing.words
-    if standing.why:
-        yield "why", standing.why
-    if standing.way is not None:
-        yield "next", str(standing.way)
-
-
 def _state(facts: SinkFacts) -> Iterator[Line]:
     yield "sink", facts.sink
     yield from standing_lines(facts.standing)
+    yield from staged_lines(facts.sink, facts.now)
     yield from (("incident", f"{one.kind} since {clock(one.since)}: {one.text}") for one in facts.incidents)
 
 

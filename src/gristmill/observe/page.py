@@ -14,6 +14,7 @@ from typing import Any
 from gristmill.observe import charts, units
 from gristmill.observe.facts import Drift, Night, SinkFacts
 from gristmill.observe.report import DIGEST, asked
+from gristmill.observe.standing import staged_lines
 from gristmill.observe.tables import clean
 
 _TONES = {"done": "good", "nothing to do": "good", "running": "mid", "unfinished": "mid", "stopped": "mid"}
@@ -48,7 +49,7 @@ def _template() -> Any:
     around.filters |= {"shell": lambda text: shlex.quote(clean(text)), "pytext": repr}
     around.globals |= {
         "units": units, "charts": charts, "asked": asked, "clock": clock, "short": short, "tone": tone,
-        "past_bars": past_bars,
+        "past_bars": past_bars, "staged_lines": staged_lines,
     }  # fmt: skip
     return around.get_template("page.html")
 

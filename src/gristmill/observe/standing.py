@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gristmill.observe.facts import Run, Standing, Way
 
+Line = tuple[str, str]  # a label, and a text
 NOT_DELIVERED, LATE, KILLED = "published, but not delivered", "deadline missed", "killed"
 _STATES = {
     "running": "running",
@@ -83,3 +84,27 @@ def _command(run: Run, accept: bool = False) -> str:
     if accept and "retry-dead" not in words[:2]:
         words = [word for word in words if word not in ("--accept", "--restart")] + ["--accept"]
     return f"cd {shlex.quote(run.folder)} && {shlex.join(words)}"
+
+
+# ---------------------------------------------------------------- as lines
+
+
+def standing_lines(standing: Standing) -> Iterator[Line]:
+    """How things stand: `state`, `why`, and `next`, what to do."""
+    yield "state", standing.words
+    if standing.why:
+        yield "why", standing.why
+    if standing.way is not None:
+        yield "next", str(standing.way)
+
+
+def staged_lines(sink: str, now: Mapping[str, Any]) -> Iterator[Line]:
+    """What is staged: rows that are all scored, and not published, with what compares them with those that are."""
+    if now.get("state") != "unfinished" or not now.get("shards_total") or now.get("shards_done") != now["shards_total"]:
+        return
+    rows = ", ".join(f"{now.get(f'rows_{name}') or 0:,} {name}" for name in ("ok", "dead", "filtered"))
+    named = f"{sink.rstrip('/')}@staged"
+    both = (
+        f"; gristmill diff {shlex.quote(sink)} {shlex.quote(named)} tells what is other" if now.get("published") else ""
+    )
+    yield "staged", f"{rows}{both or f'; gm.read({named!r}) has them'}"
