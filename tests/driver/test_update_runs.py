@@ -388,12 +388,24 @@ def test_what_plan_says_of_it(tmp_path: Path) -> None:
         )
 
     job(2.0).run()
-    assert "nothing to do" in gm.plan(job(2.0)).sink
+    assert "nothing to do" in gm.plan(job(2.0)).sink and gm.plan(job(2.0)).idle
     pq.write_table(pa.table({"id": [1, 2, 3], "x": [1.0, 2.5, 3.0]}), tmp_path / "in.parquet")
     found = gm.plan(job(2.0))
     assert "which a run updates" in found.sink
-    assert found.problems == []
+    assert found.problems == [] and "no file is as it was" in found.sink
     assert "which a run makes anew: no answer is kept" in gm.plan(job(3.0)).sink
+
+
+def test_what_plan_says_of_files_that_are_as_they_were(tmp_path: Path, asked: Asked) -> None:
+    """How many rows are scored at most; and the columns that are written, the model's version among them."""
+    for n in range(3):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+    made = job(tmp_path, BY_ID, sink={"model_version": "by", "row_id": "row", "key": ["id"]})
+    made.run()
+    put(tmp_path / "in", "1", range(50, 90), lambda i: f"new {i}")
+    view = made.plan()
+    assert "2 of 3 files are as they were, so that at most 40 of 140 rows are scored" in view.sink
+    assert [name for name, _ in view.output] == ["row", "id", "extra", "by"]  # and what the function returns
 
 
 def _times(batch: dict[str, Any], by: float) -> dict[str, Any]:

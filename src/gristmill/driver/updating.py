@@ -11,6 +11,7 @@ from gristmill.driver.selection import Choice, Held, chosen, compared
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.observe import units
+from gristmill.shards import shard
 
 ROWS = (
     "options: source.where ",
@@ -64,6 +65,24 @@ def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
     """
     lines = compared(member, r.fingerprint, r.fingerprint.inputs)
     return [line for line in lines if not line.startswith(("input:", *ROWS))]
+
+
+def at_most(held: Held, r: Resolved) -> str:
+    """How many rows an update scores at most, by what files alone tell, as a clause."""
+    if r.more:
+        return "how many that are is known once a run has read them"
+    before = held.inputs(held.members(), r)
+    same = {path for path, digest in r.fingerprint.inputs.items() if before.get(path) == digest}
+    spans = [(r.files[f], a, b) for f, a, b in r.selection.ranges.tolist()]
+    if not same or not spans:
+        return "no file is as it was, so that how many rows that are is known once they are read: estimates are of all"
+    rows = sum(shard.estimated_rows(f, a, b) for f, a, b in spans if f.file.path not in same)
+    dead = ", and the dead ones" if held.latest is not None and held.latest.body.rows_dead else ""
+    of = units.count(round(r.estimated_rows))
+    return (
+        f"{units.count(len(same))} of {units.plural(len(r.files), 'file is as it was', 'files are as they were')}, so "
+        f"that at most {units.count(round(rows))} of {of} rows{dead} are scored"
+    )
 
 
 def missed(held: Held, r: Resolved) -> str:
