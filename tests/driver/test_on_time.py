@@ -157,6 +157,16 @@ def test_a_forecast_that_passes_the_deadline_is_warned_of_before_it(tmp_path: Pa
     assert "will be late: by the last run it ends about" in text and "1 h after its deadline" in text
 
 
+def test_late_by_less_than_a_minute(tmp_path: Path, monkeypatch: Any) -> None:
+    """Is not said to be a minute after a deadline that is in the same minute."""
+    made = job(tmp_path, deadline="100s")
+    monkeypatch.setattr("gristmill.driver.paces.foreseen", lambda rows, runs: foreseen(rows, [Pace(300, 130.0, 0.0)]))
+    seen = Notes()
+    run(made.spec, observer=seen)
+    text = next(note.text for note in seen.notes if "foresees" in note.fields)
+    assert "less than a minute after its deadline" in text
+
+
 def test_the_rate_so_far_warns_once_it_tells_enough() -> None:
     """Not from the first rows; then once."""
 
