@@ -203,6 +203,7 @@ test-vllm: $(VLLM)/.tests
 MLFLOW := .venv-mlflow
 $(MLFLOW)/.tests: pyproject.toml | $(VENV)/.created
 	$(PYTHON) -m venv $(MLFLOW)
+	$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check --upgrade pip
 	$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check mlflow-skinny==3.17.2
 	$(MLFLOW)/bin/python -m pip install -qq --disable-pip-version-check --editable '.[text,sklearn,pandas,registry]' --group quick
 	@touch $@

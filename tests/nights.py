@@ -4,6 +4,7 @@ rows. They are apart from the tests, so that comparing their code does not go th
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def ill(batch: dict[str, Any]) -> dict[str, Any]:
     if (batch["x"] % 4 == 0).any():
         raise ValueError("of four")
     return {"score": batch["x"] * 2}
+
+
+def ailing(batch: dict[str, Any]) -> dict[str, Any]:
+    """Fails on some rows until the environment says that it is cured."""
+    return well(batch) if os.environ.get("CURED") else ill(batch)
 
 
 def more(batch: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ ORDER = [
     {"comparison"},
     {"proof"},
     {"schedule"},
+    {"pages"},
     {"parallel"},
     {"dynamic"},
     {"inference"},

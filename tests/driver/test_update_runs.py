@@ -464,3 +464,75 @@ def test_what_retry_dead_says_of_an_update(tmp_path: Path, asked: Asked) -> None
     assert "put it back" not in str(changed.value)
     Path(str(asked.path) + ".mended").touch()
     assert held.run().rows_dead == 0
+
+
+def test_verify_looks_at_what_updates_need(tmp_path: Path, asked: Asked) -> None:
+    """Files by which answers are kept are no part of what readers see: verify says what it costs if they are gone."""
+    put(tmp_path / "in", "a", range(200))
+    job(tmp_path, BY_ID).run()
+    found = gm.verify(str(tmp_path / "out"))
+    assert found.ok and len(found.lines) == 1
+    first, second, *_ = sorted((tmp_path / "out/_gristmill").glob("g0001-*/fates/*"))
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:-1])
+    found = gm.verify(str(tmp_path / "out"))
+    assert found.ok and len(found.lines) == 2
+    assert first.name in found.lines[1] and "and 1 more of 4" in found.lines[1] and "2 shards" in found.lines[1]
+    asked.rows()
+    put(tmp_path / "in", "a", range(200), lambda i: f"new {i}" if i == 150 else str(i))
+    job(tmp_path, BY_ID).run()
+    assert len(asked.rows()) == 101, "as verify has said"
+    assert len(gm.verify(str(tmp_path / "out")).lines) == 1
+
+
+def test_the_report_tells_what_was_kept(tmp_path: Path, asked: Asked) -> None:
+    """On its page and in the terminal, for each generation that was an update."""
+    from gristmill.driver.history import facts
+    from gristmill.files.disk import LOCAL
+    from gristmill.observe.factlines import lines
+    from gristmill.observe.page import page
+
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID).run()
+    assert "kept" not in page(facts(str(tmp_path / "out"), LOCAL)).replace("is not kept", "")
+    put(tmp_path / "in", "a", range(1, 100), lambda i: f"new {i}" if i == 50 else str(i))
+    job(tmp_path, BY_ID).run()
+    known = facts(str(tmp_path / "out"), LOCAL)
+    assert known.nights[-1].updated == {"kept": 98, "scored": 1, "gone": 1} and not known.nights[0].updated
+    html = page(known)
+    for name, n in known.nights[-1].updated.items():
+        assert f'<b>{n}</b><span class="soft">{name}</span>' in html
+    assert '<td class="num">98</td><td class="num">1</td><td class="num">1</td>' in html
+    assert any("(98 kept, 1 scored, 1 gone)" in text for name, text in lines(known) if name == "gen. 2")
+
+
+def test_prove_names_who_made_a_kept_answer(tmp_path: Path, asked: Asked) -> None:
+    """As far back as the sink tells; the run that scored a row itself is not named twice."""
+    texts = {i: str(i) for i in range(200)}
+
+    def night(**changes: str) -> None:
+        texts.update({int(name[1:]): text for name, text in changes.items()})
+        put(tmp_path / "in", "a", list(texts), lambda i: texts[i])
+        job(tmp_path, BY_ID).run()
+
+    def made(row: int) -> Any:
+        proof = gm.prove(str(tmp_path / "out"), row=row, key=["id"])
+        assert proof.ok
+        return proof.made_by
+
+    night()
+    assert made(3) is None
+    night(_3="three", _190="more")
+    assert made(3) is None and made(190) is None
+    first = made(60)
+    assert (first.generation, first.certain) == (1, True) and first.published and first.run
+    assert made(4).generation == 1
+    night(_7="seven")
+    assert made(7) is None
+    assert [(made(i).generation, made(i).certain) for i in (3, 190)] == [(2, True)] * 2
+    assert (made(60).generation, made(60).certain) == (1, True)
+    night(_8="eight")
+    later = made(3)
+    assert (later.generation, later.certain) == (2, False), "generation 2 is gone, and may have kept it"
+    assert "or one before it" in str(gm.prove(str(tmp_path / "out"), row=3, key=["id"]))
+    assert (made(7).generation, made(7).certain) == (3, True)

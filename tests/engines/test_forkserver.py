@@ -157,7 +157,7 @@ def test_forks_find_pandas_imported(tmp_path: Path) -> None:
     assert rows["had"].to_pylist() == [True, True]
 
 
-SKLEARN_JOB = """
+JOB = """
 import sys
 import gristmill as gm
 from gristmill.engines import forkserver
@@ -165,19 +165,42 @@ from gristmill.engines import forkserver
 begun = []
 start = forkserver.ForkServer.__init__
 forkserver.ForkServer.__init__ = lambda self, born, imports: (begun.append(imports), start(self, born, imports))[1]
+"""
+SKLEARN_JOB = """
 gm.predict("rows.parquet", model="model.skops", features=["x"], keep=["x"], workers=1)
 assert "sklearn" in sys.modules and len(begun) == 1 and {"sklearn.base", "skops.io"} <= set(begun[0]), begun
 """
+TORCH_JOB = """
+import torch
+
+class Model:
+    def __init__(self):
+        self.threads = torch.get_num_threads()
+
+    def __call__(self, batch):
+        return {"threads": [self.threads] * len(batch["x"])}
+
+if __name__ == "__main__":
+    rows = gm.apply("rows.parquet", fn=gm.model(Model), workers=1, threads=3).to_pylist()
+    assert rows == [{"threads": 3}] * 2, rows
+    assert len(begun) == 1 and "torch" in begun[0], begun
+"""
 
 
-def test_forks_find_scikit_learn_imported(tmp_path: Path) -> None:
-    """One server imports it while the driver does, which sets variables; that is no reason for another server."""
-    skops_io = pytest.importorskip("skops.io")
-    from sklearn.linear_model import LinearRegression
+@pytest.mark.parametrize("library", ["sklearn", "torch"])
+def test_forks_find_a_library_imported(library: str, tmp_path: Path) -> None:
+    """scikit-learn is imported by one server while the driver does so, too, which sets variables: no reason for another
+    server. Of torch, what a script imports above its model; forks use as many threads as they are given.
+    """
+    if library == "sklearn":
+        skops_io = pytest.importorskip("skops.io")
+        from sklearn.linear_model import LinearRegression
 
-    skops_io.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0]), tmp_path / "model.skops")
+        skops_io.dump(LinearRegression().fit([[0.0], [1.0]], [0.0, 1.0]), tmp_path / "model.skops")
+    else:
+        pytest.importorskip("torch")
     pq.write_table(pa.table({"x": [0.5, 2.0]}), tmp_path / "rows.parquet")
-    (tmp_path / "job.py").write_text(SKLEARN_JOB)
+    (tmp_path / "job.py").write_text(JOB + {"sklearn": SKLEARN_JOB, "torch": TORCH_JOB}[library])
     done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from batchjobs import PROVIDERS, asked, once, table, until
+from batchjobs import PROVIDERS, answers, asked, once, table, until
 from batchserver import BatchServer
 from gristmill.errors import RunFailed
+from gristmill.models.bulk import Bulk
 from llmserver import KEY
 
 PRICE = {"input": "1/token", "output": "1/token"}  # 8 dollars a row of table()
@@ -50,8 +53,9 @@ def repeated(rows: int, texts: int) -> pa.Table:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_answers_that_no_row_takes_are_told(server: BatchServer, tmp_path: Path, provider: str) -> None:
-    """Two shards of equal rows are under way at once; the second has its answers from the first (`dedupe`)."""
-    report = asked(repeated(40, 20), tmp_path / "out", provider, dedupe=True, price=PRICE, shard_rows=20, workers=1)
+    """Two shards of equal rows are under way at once; the second has its answers from the first (`cache`)."""
+    more: dict[str, Any] = {"cache": str(tmp_path / "kept"), "price": PRICE, "shard_rows": 20, "workers": 1}
+    report = asked(repeated(40, 20), tmp_path / "out", provider, **more)
     told = server.told()
     assert report.rows_ok == 40 and max(told["computed"].values()) == 2
     assert report.used["requests"] == billed(told) and report.used["cost"] == 8 * billed(told)
@@ -59,7 +63,8 @@ def test_answers_that_no_row_takes_are_told(server: BatchServer, tmp_path: Path,
 
 def test_max_cost_holds_for_answers_that_no_row_takes(server: BatchServer, tmp_path: Path) -> None:
     """Shards of equal rows, two at a time: each is paid for."""
-    more: dict[str, Any] = {"dedupe": True, "price": PRICE, "shard_rows": 20, "workers": 1, "concurrency": 2}
+    more: dict[str, Any] = {"price": PRICE, "shard_rows": 20, "workers": 1, "concurrency": 2}
+    more["cache"] = str(tmp_path / "kept")
     rows = pa.table({"id": range(200), "text": [f"row {n % 20 + 10 * (n // 40)} is here" for n in range(200)]})
     with pytest.raises(RunFailed, match="max_cost 700") as e:
         asked(rows, tmp_path / "out", "openai", max_cost=700.0, max_tokens=5, **more)
@@ -121,6 +126,8 @@ def test_told_once_over_kills(
     command = [sys.executable, "job.py", provider]
     told_last: list[str] = []
     for call, after in (("GET batch", 1), ("GET content", 0), ("GET content", 1), ("GET content", 2)):
+        if told_last:  # it came to its end before
+            break
         server.set(stops=[call, after], reached=False)
         run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
         until(lambda: server.told()["reached"], run)
@@ -133,7 +140,7 @@ def test_told_once_over_kills(
         told_last = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True).stdout.splitlines()
     told, used = server.told(), json.loads(told_last[-1])
     assert gm.read(str(tmp_path / "out")).to_table().num_rows == 180
-    assert used["requests"] == billed(told) and used["cost"] == 8 * billed(told)
+    assert used["requests"] == billed(told) == 90 and used["cost"] == 8 * billed(told)
 
 
 @pytest.mark.few(1)
@@ -295,3 +302,85 @@ def test_a_batch_that_is_not_there_for_a_while_is_counted_by_its_results(
         assert report.used["requests"] == 40 and report.used["cost"] == 8 * 40
     else:
         assert report.used["requests"] == 40 and report.used["cost"] >= 8 * billed(told)
+
+
+def without(sink: Path, provider: str, **more: Any) -> gm.Report:
+    """The same job as `asked` with a table of 40 rows, without a batch API."""
+    if provider == "anthropic":
+        more["api"] = "messages"
+    return gm.prompt(table(40), sink, prompt="{{ text }}", model="m", keep=["id"], max_tokens=20, shard_rows=20, **more)
+
+
+def left(server: BatchServer, sink: Path, provider: str) -> None:
+    """A run that ends while its batches are under way."""
+    server.set(away="GET batch", retry_after="1000")
+    with pytest.raises(RunFailed, match="left alone"):
+        asked(table(40), sink, provider, price=PRICE, batch_timeout=2.0, shard_rows=20, workers=1)
+    server.set(away="", retry_after=None)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_who_goes_on_without_a_batch_api_has_what_batches_were_answered(
+    server: BatchServer, tmp_path: Path, provider: str
+) -> None:
+    """They are over by then: none of their requests is asked, and paid, again, but for those that they left."""
+    server.set(expire=1)
+    left(server, tmp_path / "out", provider)
+    time.sleep(1.0)
+    before = server.told()
+    report = without(tmp_path / "out", provider, price=PRICE)
+    told = server.told()
+    assert report.rows_ok == 40 and answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(40)}
+    assert told["batches"] == before["batches"] and billed(told) == 40
+    assert report.used["requests"] == 40 and report.used["cost"] == 8 * 40
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_who_goes_on_without_a_batch_api_waits_for_no_batch(
+    server: BatchServer, tmp_path: Path, provider: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What they may cost is counted, once, and said; their rows are asked one by one."""
+    server.set(takes=1000)
+    left(server, tmp_path / "out", provider)
+    made = sum(server.told()["batches"])
+    with pytest.raises(RunFailed, match="max_cost 160"):
+        without(tmp_path / "out", provider, price=PRICE, max_cost=160.0, workers=1)
+    report = without(tmp_path / "out", provider, price=PRICE)
+    assert report.rows_ok == 40 and answers(tmp_path / "out") == {n: f"<row {n} is here>" for n in range(40)}
+    assert billed(server.told()) == 40 and 20 * made <= report.used["cost"] - 8 * 40 <= 30 * made
+    said = capfd.readouterr().err
+    assert "batch_0: under way at the provider, and not waited for without batch_api: what it may cost" in said
+
+
+def test_who_goes_on_elsewhere_is_told_of_batches_that_are_not_there(
+    server: BatchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """At another address nobody knows them: what they may cost is counted."""
+    left(server, tmp_path / "out", "openai")
+    made = sum(server.told()["batches"])
+    with BatchServer() as other:
+        report = without(tmp_path / "out", "openai", price=PRICE, base_url=other.url)
+    assert report.rows_ok == 40 and 20 * made <= report.used["cost"] - 8 * 40 <= 30 * made
+    assert "(404: No such batch)" in capfd.readouterr().err
+
+
+def test_what_is_known_of_a_shard_s_batches_goes_with_it(
+    server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many shards, a worker knows the requests of those that are under way."""
+    made: list[weakref.ref[Bulk]] = []
+    alive: list[int] = []
+    begin = Bulk.__init__
+
+    def counted(self: Bulk, *given: Any, **more: Any) -> None:
+        gc.collect()
+        alive.append(sum(one() is not None for one in made))
+        made.append(weakref.ref(self))
+        begin(self, *given, **more)
+
+    monkeypatch.setattr(Bulk, "__init__", counted)
+    server.set(takes=0.05)
+    assert asked(table(60), tmp_path / "out", "openai", shard_rows=6, workers=0, concurrency=2).rows_ok == 60
+    assert len(alive) == 10 and max(alive) <= 5

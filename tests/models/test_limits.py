@@ -29,6 +29,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.models import prompt, spending
 from gristmill.models.bill import Bill
 from gristmill.models.contract import Place
+from gristmill.models.endpoint import Endpoint
 from gristmill.models.outcomes import may_be_billed
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.purse import Purse
@@ -480,3 +481,34 @@ def test_the_limit_is_for_whoever_has_something_to_send(chat: ChatServer, tmp_pa
     told = chat.told()
     assert report.rows_ok == (600 if idle else 1200) and told["requests"] == report.rows_ok
     assert 60 < told["rate"] < 120  # as it counts; test_turns has how many were sent
+
+
+def test_what_waits_for_an_address_takes_its_turns_afterwards(
+    chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two is broken, and a single request finds out, for two seconds, that the other one is well again: what
+    has waited meanwhile does not leave at once.
+    """
+    sent: list[float] = []
+
+    async def noted(self: Endpoint, *asked: Any) -> dict[str, Any]:
+        sent.append(time.monotonic())
+        if len(sent) == 20:
+            for timer in timers:
+                timer.start()
+        return await asks(self, *asked)
+
+    asks = Endpoint._sent
+    monkeypatch.setattr(Endpoint, "_sent", noted)
+    turns: list[dict[str, Any]] = [{"broken": 1.0}, {"broken": 0.0, "latency": 2.0}, {"latency": 0.0}]
+    timers = [threading.Timer(at, chat.set, kwargs=told) for at, told in zip((0.0, 0.5, 2.0), turns, strict=True)]
+    with ChatServer(broken=1.0) as other:
+        report = gm.prompt(
+            table(200), tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], workers=0, concurrency=100,
+            base_url=f"{chat.url},{other.url}", requests_per_minute=3600,
+        )  # fmt: skip
+    for timer in timers:
+        timer.join()
+    assert report.rows_ok == 200
+    assert max(np.diff(sent)) > 1.0  # somebody has waited
+    assert max(sum(begun <= at < begun + 1 for at in sent) for begun in sent) <= 60

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ import pytest
 import gristmill as gm
 from callers import eventually
 from gristmill.errors import BadJob, GateFailed, GristmillError
+from gristmill.observe.incidents import Book
 from listeners import Heard, listening, nobody
-from nights import OF_FOUR, ROWS, ill, run, well, write_rows
+from nights import OF_FOUR, ROWS, ailing, ill, run, well, write_rows
 
 SECRET = "s3cr3t-of-the-webhook"
 
@@ -85,6 +87,45 @@ def test_dead_rows_that_were_published(source: str, tmp_path: Path) -> None:
         assert heard.kinds() == ["dead"]
         run(source, sink, well, alerts=heard.url, restart=True, **options)
         assert heard.kinds() == ["dead", "recovered"]
+
+
+def test_a_run_with_nothing_to_do_tells_what_is_over(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that was gone for a night; and dead rows that somebody has scored again without telling anybody."""
+    sink, options = tmp_path / "out", {"gates": {"min_ok": 0.5, "warn_failed": 0.01}}
+    with listening() as heard:
+        night = lambda: run(source, sink, ailing, alerts=heard.url, **options)  # noqa: E731
+        night()
+        assert heard.kinds() == ["dead"]
+        os.rename(source, f"{source}.away")
+        with pytest.raises(GristmillError):
+            night()
+        assert heard.kinds() == ["dead", "failed"]
+        os.rename(f"{source}.away", source)
+        assert night().state == "nothing to do"
+        assert heard.kinds() == ["dead", "failed", "recovered"] and heard.bodies[2]["of"] == "failed"
+        monkeypatch.setenv("CURED", "1")
+        gm.retry_dead(gm.Job(source, ailing, gm.sink(str(sink), keep=["x"]), workers=0))
+        assert night().state == "nothing to do"
+        assert heard.kinds()[3:] == ["recovered"] and heard.bodies[3]["of"] == "dead"
+    assert open_incidents(sink) == []
+
+
+def test_two_who_note_incidents_at_once_lose_none(tmp_path: Path) -> None:
+    """A run may begin while the one before still tells: each change is made to what the file holds then."""
+    path = str(tmp_path / "incidents.json")
+    books = [Book("job", path) for _ in range(4)]
+
+    def many(n: int) -> None:
+        for k in range(25):
+            found = books[n].raised(f"kind {n} {k}", "text")
+            books[n].told(found, f"who {n}", frozenset({f"who {n}"}))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(many, range(4)))
+    known = Book("job", path).mine()
+    assert len(known) == 100 and all(len(one.told) == 1 for one in known)
 
 
 def test_a_job_that_cannot_begin(source: str, tmp_path: Path) -> None:

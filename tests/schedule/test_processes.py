@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -135,14 +136,17 @@ def test_a_stop_leaves_the_run_resumable(place: Path) -> None:
 
 @pytest.mark.long
 def test_two_hundred_jobs_that_wait_cost_next_to_nothing(place: Path) -> None:
-    """Under 100 MB, and under 1 % of a core."""
+    """Under 100 MB, and under 1 % of a core, also while pages are served that somebody has looked at."""
     for n in range(200):
         (place / "jobs" / f"j{n}.yaml").write_text(JOB.replace("0 23 * * *", f"{n % 60} {n % 24} 29 2 *"))
     (place / "jobs" / "n.yaml").unlink()
-    running = subprocess.Popen(command(), stderr=subprocess.DEVNULL)
+    with (place / "up.log").open("w") as log:
+        running = subprocess.Popen(command("--listen", "0"), stderr=log)
     try:
-        wait_for((place / "jobs/.gristmill/up.sqlite").exists)
-        process = psutil.Process(running.pid)
+        wait_for(lambda: "pages at" in (place / "up.log").read_text())
+        process, url = psutil.Process(running.pid), (place / "up.log").read_text().split("pages at ")[1].split()[0]
+        for path in ("", "metrics", "healthz"):
+            assert urllib.request.urlopen(url + path).status == 200
         wait_for(lambda: busy(process, 1.0) < 0.05)
         seconds = float(os.environ.get("GRISTMILL_IDLE", "10"))
         share = busy(process, seconds)
@@ -172,7 +176,7 @@ def wait_for(there: object, seconds: float = 60.0) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_week_of_nights_while_up_is_killed(place: Path, seed: int) -> None:
     """SIGKILL at random moments, with real runs below it: each night is published once, and none is skipped."""
-    dice, script = random.Random(seed), str(Path(__file__).parent / "nights.py")
+    dice, script = random.Random(seed), str(Path(__file__).parent / "weekofnights.py")
     began, kills = time.time(), 0
     start, until = "2026-01-01T20:00:00+00:00", "2026-01-08T12:00:00+00:00"
     said: list[str] = []

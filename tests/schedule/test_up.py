@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sqlite3
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from simulated import Simulated, run, runs, utc, write
 
 from gristmill.errors import RunFailed, SinkBusy
-from gristmill.schedule.contract import Happening, Run
+from gristmill.schedule.contract import RETRY, Happening, Run
 from gristmill.schedule.held import held
 from gristmill.schedule.jobs import JobFiles
 from gristmill.schedule.state import State
@@ -356,3 +357,51 @@ def week(folder: Path, seed: int) -> None:
         assert [one.key[1] for one in runs(folder, job)] == nights
         assert all(world.published[job, night] == 1 for night in nights)
         assert {one.state for one in runs(folder, job)} == {"done"}
+
+
+def test_a_state_of_format_1_is_taken_over(tmp_path: Path) -> None:
+    """Its runs are there, and a tick may have a retry of its dead letters beside its run."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "up.sqlite")) as old:
+        old.executescript("""
+            CREATE TABLE runs (
+              job TEXT, tick TEXT, state TEXT, next REAL, attempts INTEGER, tries INTEGER, exit INTEGER, begun REAL,
+              ended REAL, deadline REAL, late INTEGER, reason TEXT, PRIMARY KEY (job, tick)
+            ) WITHOUT ROWID;
+            CREATE INDEX unfinished ON runs (state, next) WHERE state IN ('due', 'running');
+            CREATE TABLE jobs (job TEXT PRIMARY KEY, since TEXT, said TEXT, files BLOB) WITHOUT ROWID;
+            INSERT INTO jobs VALUES ('n.yaml', '2026-01-01T22:00:00+00:00', '0 23 * * * UTC', x'');
+            INSERT INTO runs VALUES
+              ('n.yaml', '2026-01-01T22:00:00+00:00', 'done', 0, 2, 1, 0, 10.0, 20.0, 30.0, 1, ''),
+              ('n.yaml', '2026-01-02T22:00:00+00:00', 'due', 5, 0, 0, NULL, NULL, NULL, NULL, 0, 'was stopped');
+            PRAGMA user_version = 1;
+        """)
+    tick = utc("2026-01-01T22:00")
+    for _ in range(2):
+        with contextlib.closing(State(str(tmp_path))) as state:
+            due, done = state.last("n.yaml", 9)
+            assert (done.state, done.attempts, done.late, done.what) == ("done", 2, True, "run")
+            assert (due.state, due.next, due.reason) == ("due", 5, "was stopped")
+            assert state.since("n.yaml") is not None
+    with contextlib.closing(State(str(tmp_path))) as state:
+        assert state.ask(Run("n.yaml", tick, next=7.0, what=RETRY))
+        assert not state.ask(Run("n.yaml", tick, next=8.0, what=RETRY)), "it is in the queue"
+        assert [run.what for run in state.of("n.yaml", tick)] == ["run", RETRY]
+
+
+def test_a_retry_that_somebody_asks_for_waits_for_its_turn(tmp_path: Path) -> None:
+    """It is no run of its tick: nothing comes after it, it is not late, and no later run stands for it."""
+    folder = tmp_path / "jobs"
+    write(folder, "n", 'schedule: {cron: "0 23 * * *", catch_up: latest}\ndeadline: 2h')
+    write(folder, "after", "schedule: {after: n}")
+    world = Simulated(utc("2026-01-01T12:00"))
+    run(folder, world, "2026-01-03T12:00")
+    before, tick = list(world.started), utc("2026-01-01T23:00")
+    assert len(before) == 4
+    with contextlib.closing(State(str(folder / ".gristmill"))) as state:
+        assert state.ask(Run("n.yaml", tick, next=world.at.timestamp(), what=RETRY, options="--accept-code-change"))
+    told = run(folder, world, "2026-01-03T20:00")
+    assert world.started == [*before, ("n.yaml", "2026-01-01T23:00:00+00:00")]
+    said = [one for one in told if one.job]
+    assert [one.kind for one in said] == ["started", "done"]
+    assert all("its dead letters" in one.text and one.fields["what"] == RETRY for one in said)
+    assert [one.state for one in runs(folder)] == ["done"] * 3

@@ -61,7 +61,7 @@ stopped by SIGINT, SIGTERM, can be resumed.
 
 Environment: GRISTMILL_PROGRESS (auto, bar, lines, json, off) is --progress, GRISTMILL_DEBUG=1 is --debug,
 GRISTMILL_ENGINE (local, ray, spark) is the engine of jobs that name none, GRISTMILL_CACHE the folder for downloaded and
-converted models; NO_COLOR turns colours off.
+converted models, GRISTMILL_TOKEN the token of the pages of up; NO_COLOR turns colours off.
 """
 
 

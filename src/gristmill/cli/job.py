@@ -40,17 +40,20 @@ def instant(ctx: click.Context, param: click.Parameter, value: str | None) -> da
         ) from None
 
 
-@click.command(cls=Command, examples=RUN)
-@click.argument("job")
-@options(FLAGS)
-@words.verbs
-@words.option(
+scheduled = words.option(
     "--scheduled",
     metavar="TIME",
     callback=instant,
     group="Job",
     help="The time that this run was scheduled for: its schedule's variables are of it, its deadline counts from it",
 )
+
+
+@click.command(cls=Command, examples=RUN)
+@click.argument("job")
+@options(FLAGS)
+@words.verbs
+@scheduled
 @words.sets
 @words.variables
 @words.showing
@@ -68,15 +71,21 @@ def run(job: str, **given: Any) -> int:
 
 def described(job: str, given: Mapping[str, Any]) -> JobSpec:
     """The job that JOB and the flags describe. Raises BadJob."""
-    from gristmill.jobfile.jobfile import check_names, load
+    from gristmill.jobfile.jobfile import check_names
     from gristmill.jobfile.overlay import overlay
+
+    spec = delivered_to(overlay(written(job, given), changes(FLAGS, given)), given)
+    check_names(spec)
+    return spec
+
+
+def written(job: str, given: Mapping[str, Any]) -> JobSpec:
+    """The job that JOB names, with variables, and as of the time that it was scheduled for. Raises BadJob."""
+    from gristmill.jobfile.jobfile import load
 
     some = {"variables": variables(given), "profile": given["profile"], "sets": given["sets"], "environ": os.environ}
     tick: datetime | None = given.get("scheduled")  # click gives it
-    spec = load(job, **some, tick=_of_schedule(load(job, **some), tick)) if tick is not None else load(job, **some)
-    spec = delivered_to(overlay(spec, changes(FLAGS, given)), given)
-    check_names(spec)
-    return spec
+    return load(job, **some, tick=_of_schedule(load(job, **some), tick)) if tick is not None else load(job, **some)
 
 
 def _of_schedule(spec: JobSpec, tick: datetime) -> datetime:

@@ -17,7 +17,7 @@ from gristmill.cli import common as words
 from gristmill.cli.ending import say
 from gristmill.cli.execute import print_rows, shown, typed
 from gristmill.cli.helptext import Command
-from gristmill.cli.job import variables
+from gristmill.cli.job import scheduled, variables, written
 from gristmill.errors import BadJob
 from gristmill.files.contract import Files
 from gristmill.job.job import JobSpec
@@ -327,6 +327,7 @@ RETRY = """
 gristmill retry-dead emb/
 gristmill retry-dead job.yaml
 gristmill retry-dead scores/ --job job.yaml --accept-code-change
+gristmill retry-dead nightly.yaml --scheduled 2026-01-01T23:00
 """
 
 
@@ -341,6 +342,7 @@ gristmill retry-dead scores/ --job job.yaml --accept-code-change
     group="How it runs",
     help="Score with the code as it is now, although it has changed",
 )
+@scheduled
 @words.sets
 @words.variables
 @words.showing
@@ -363,15 +365,15 @@ def _job_of(target: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
     from gristmill.cli.lastjob import recall
     from gristmill.commit.publication import success
     from gristmill.driver.opening import sink_place, sink_root
-    from gristmill.jobfile.jobfile import is_job, load
+    from gristmill.jobfile.jobfile import is_job
     from gristmill.jobfile.overlay import changes_of, overlay
 
     if job is None and "://" not in target and is_job(target):
         job, target = target, ""
     if job is None:
         root, files = _existing(target)
-        if given["variables"] or given["profile"]:
-            raise BadJob("--var and --profile are for a job file: name it with --job")
+        if given["variables"] or given["profile"] or given["scheduled"]:
+            raise BadJob("--var, --profile and --scheduled are for a job file: name it with --job")
         if success(root, files) is None:
             raise BadJob(
                 f"{root}: nothing is published, so there are no dead letters to score again: run its job "
@@ -382,7 +384,7 @@ def _job_of(target: str, job: str | None, given: Mapping[str, Any]) -> JobSpec:
         if spec.sink is not None and not _same(sink_root(spec.sink), root):  # it was moved or copied: use this one
             spec = replace(spec, sink=replace(spec.sink, uri=file_of(root) or root))
         return spec
-    spec = load(job, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
+    spec = written(job, given)
     if spec.sink is None:
         raise BadJob(f"{job}: the job has no sink: name the job that wrote {target or 'one'}")
     if target and not _same(sink_root(spec.sink), meant := sink_root(replace(spec.sink, uri=target))):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
@@ -17,6 +18,7 @@ from gristmill.cli.helptext import Command
 from gristmill.cli.job import instant
 from gristmill.errors import BadJob, Interrupted, SinkBusy
 
+TOKEN = "GRISTMILL_TOKEN"
 UP = """
 gristmill up jobs/
 gristmill up jobs/ --list
@@ -24,6 +26,8 @@ gristmill up jobs/ --at-once 2 --events up.jsonl
 gristmill up jobs/ --once --since 2026-01-01
 gristmill up jobs/ --again nightly.yaml
 gristmill up jobs/ --again nightly.yaml --once
+gristmill up jobs/ --listen 8080
+GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
 
 # nightly.yaml says when:
 #   schedule: {cron: "0 23 * * *", timezone: Europe/Berlin}
@@ -76,6 +80,19 @@ gristmill up jobs/ --again nightly.yaml --once
 @words.option(
     "--events", metavar="FILE", group="What it shows", help="Also write what happens to this file, as JSON lines"
 )
+@words.option(
+    "--listen",
+    metavar="[HOST:]PORT",
+    group="What it shows",
+    help="Serve pages there, for browsers: jobs, history, runs while they run, reports, dead letters; and /metrics, "
+    "/healthz. Beyond this machine (0.0.0.0:8080) a token is needed.  [GRISTMILL_TOKEN]",
+)
+@words.option(
+    "--token-file",
+    metavar="FILE",
+    group="What it shows",
+    help="The token that the pages ask for is in this file",
+)
 @words.debug
 def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: str | None, **given: Any) -> int:
     """Run the job files in FOLDER that have a `schedule:`, each time that it says so, until it is stopped.
@@ -86,6 +103,7 @@ def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: st
     """
     from gristmill.schedule.jobs import JobFiles
 
+    at = _listening(given.pop("listen"), given.pop("token_file"))
     if not os.path.isdir(folder):
         raise BadJob(f"{folder}: there is no such folder: give the one with the job files")
     where = state or os.path.join(folder, ".gristmill")
@@ -99,25 +117,47 @@ def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: st
         _again(files, where, again, once)
         if not once:
             return 0
-    return _run(files, where, once, given)
+    return _run(files, where, once, given, at)
 
 
-def _run(files: Any, where: str, once: bool, given: dict[str, Any]) -> int:
+def _listening(listen: str | None, file: str | None) -> tuple[Any, str] | None:
+    """Where the pages are, and their token; None for none. Raises BadJob."""
+    from gristmill.pages.access import listen_of
+
+    token = os.environ.get(TOKEN, "").strip()
+    if file is not None:
+        try:
+            with open(file, encoding="utf-8") as opened:
+                token = opened.read(4096).strip()
+        except (OSError, UnicodeDecodeError) as e:
+            raise BadJob(f"--token-file {file}: cannot be read: {getattr(e, 'strerror', e)}") from None
+        if not token:
+            raise BadJob(f"--token-file {file}: is empty: openssl rand -hex 16 makes a token")
+    if listen is None:
+        if file is not None:
+            raise BadJob("--token-file is for pages: say where they are, with --listen PORT")
+        return None
+    return listen_of(listen, token), token
+
+
+def _run(files: Any, where: str, once: bool, given: dict[str, Any], at: tuple[Any, str] | None) -> int:
     from gristmill.schedule.held import held
     from gristmill.schedule.listing import outlook
     from gristmill.schedule.processes import Processes, last_words
     from gristmill.schedule.state import State
     from gristmill.schedule.up import Up
 
-    world = Processes(os.path.join(where, "logs"), dict(os.environ))
-    with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["events"]) as tell:
+    environ = {name: value for name, value in os.environ.items() if name != TOKEN}  # it is not for the code of jobs
+    world = Processes(os.path.join(where, "logs"), environ)
+    lately: deque[tuple[datetime, Any]] = deque(maxlen=50)
+    with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["events"], lately) as tell:
         told = Up(
             files, state, world, tell, at_once=given["most"], since=given["since"],
             words=lambda run: last_words(world.log_of(run)),
         )  # fmt: skip
         sys.stderr.write(f"gristmill up: {outlook(files, datetime.now(timezone.utc))}\n")
         sys.stderr.flush()
-        with world.caught():
+        with world.caught(), _pages(at, told, files, where, world, lately, environ):
             if once:
                 codes = told.once()
             else:
@@ -128,7 +168,34 @@ def _run(files: Any, where: str, once: bool, given: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def _told(log: str | None) -> Iterator[Callable[[Any], None]]:
+def _pages(
+    at: tuple[Any, str] | None, up: Any, files: Any, where: str, world: Any, lately: Any, environ: dict[str, str]
+) -> Iterator[None]:
+    """While inside, the pages are served."""
+    if at is None:
+        yield
+        return
+    from gristmill.pages.live import live
+    from gristmill.pages.shown import Source
+
+    source = Source(
+        lambda: up.folder,
+        where,
+        files.path,
+        world.log_of,
+        lambda: tuple(lately),
+        lambda: up.ill,
+        world.nudge,
+        world.now,
+    )
+    with live(*at, source, environ) as url:
+        sys.stderr.write(f"gristmill up: pages at {url}\n")
+        sys.stderr.flush()
+        yield
+
+
+@contextlib.contextmanager
+def _told(log: str | None, lately: deque[tuple[datetime, Any]]) -> Iterator[Callable[[Any], None]]:
     """What is told what happens: stderr, and the log."""
     from gristmill.observe.jsonlog import record
     from gristmill.observe.streams import Sturdy
@@ -141,6 +208,7 @@ def _told(log: str | None) -> Iterator[Callable[[Any], None]]:
 
     def tell(now: Any) -> None:
         at = datetime.now().astimezone()
+        lately.append((at, now))
         lines.write(f"{at:%Y-%m-%d %H:%M:%S} {'warning: ' if now.grave else ''}{now.text}\n")
         lines.flush()
         if out is not None:

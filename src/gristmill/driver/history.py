@@ -90,9 +90,10 @@ def _nights(root: str, files: Files, latest: Publication | None) -> list[Night]:
 
 
 def _night(body: Success) -> Night:
+    updated = {name: body.updated[name] for name in ("kept", "scored", "gone") if name in body.updated}
     return Night(
         body.generation, body.published, body.seconds, body.rows_in, body.rows_ok, body.rows_dead, body.rows_filtered,
-        body.model.name, body.model.digest, dict(body.errors),
+        body.model.name, body.model.digest, dict(body.errors), updated,
     )  # fmt: skip
 
 

@@ -280,7 +280,7 @@ def _tellers(c: Command, spec: JobSpec) -> list[Teller]:
 def _book(c: Command, state: str | None) -> Book:
     job = file_of(c.root) or c.root
     if state is not None:
-        return Book(job, local_path(state), LOCAL, shared=True)
+        return Book(job, local_path(state), LOCAL)
     instead = cache_folder() / "incidents" / f"{hashlib.sha256(c.root.encode()).hexdigest()[:32]}.json"
     return Book(job, join(meta(c.root), INCIDENTS), c.files, folder=meta(c.root), instead=str(instead))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 
 from gristmill.engines.interpreter import MOST, SPARES
 from gristmill.job.job import JobSpec, Source
@@ -22,12 +23,18 @@ IMPORTS = (
     "pyarrow.parquet",
     "gristmill.arrow.pandasahead",
 )
+# Libraries that start no thread when they are imported, and take long: what this process has of them, because a script
+# imported it above its model, workers will need, too.
+LARGE = ("torch",)
 SMALL = 4 << 20  # bytes of input: a function is done with so few before a second worker has started
 
 
 def start(spec: JobSpec) -> None:
     """Start interpreters for a job, only one if it is small. `SPARES.end` ends those not used."""
-    imports = (*IMPORTS, *getattr(spec.model, "imports", ()))
+    wanted = [*getattr(spec.model, "imports", ()), *(name for name in LARGE if name in sys.modules)]
+    # Forks of a process that has a library built for GPUs are untried where there are some.
+    ahead = [] if machine.gpus() else list(dict.fromkeys(wanted))
+    imports = (*IMPORTS, *ahead)
     SPARES.start(spec.engine, machine.cores(), imports, most=1 if _small(spec.source) else MOST)
 
 

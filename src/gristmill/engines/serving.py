@@ -210,6 +210,8 @@ def _refresh() -> None:
         random.seed()
     if (arrays := sys.modules.get("numpy")) is not None:
         _set_blas_threads(arrays)
+    if (torch := sys.modules.get("torch")) is not None and (threads := os.environ.get("OMP_NUM_THREADS")):
+        torch.set_num_threads(int(threads))  # it has read the server's when it was imported
 
 
 _BLAS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_", "openblas_set_num_threads")

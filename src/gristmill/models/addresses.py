@@ -48,13 +48,17 @@ class Addresses:
     def __len__(self) -> int:
         return len(self._all)
 
-    def take(self, now: float, but: Collection[str] = ()) -> Address | None:
+    def free(self, now: float, but: Collection[str] = ()) -> Address | None:
         """The least busy one that is well, for a request, and none of `but`; of one that failed, a single request finds
         out.
         """
         asked = [a for a in self._all if a.url not in but]
         free = [a for a in asked if a.rests_until <= now and not (self._left_out(a) and a.tried)]
-        found = min(free, key=lambda a: (not self._left_out(a), a.flying), default=None)
+        return min(free, key=lambda a: (not self._left_out(a), a.flying), default=None)
+
+    def take(self, now: float, but: Collection[str] = ()) -> Address | None:
+        """As `free`: it is asked now."""
+        found = self.free(now, but)
         if found is not None and self._left_out(found):
             found.tried = True
         return found

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
+from gristmill.job.endpoints import Provider
 from gristmill.job.specs import Call, FunctionModel
 from gristmill.models.asking import Asking
-from gristmill.models.batches import under_way
+from gristmill.models.batches import noted
 from gristmill.models.bill import Answer, BulkRow, KeptRow, ShardRow, TrialRow
 from gristmill.models.bulk import Bulk
 from gristmill.models.contract import Columns, Journal, Place, Prepared
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import Coroutines
-from gristmill.models.paid import Paid
-from gristmill.models.replies import Unanswered, UnderWay
+from gristmill.models.paid import Paid, provided_by
+from gristmill.models.provided import Provided
+from gristmill.models.replies import MESSAGES, Unanswered, UnderWay
 from gristmill.models.rowfunction import LoadedRows
-from gristmill.process.ownstderr import say
 
+HEARD = 0.5  # seconds between two signs of life while batches are read
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again
 L = TypeVar("L", bound="LoadedAsker")
 
@@ -58,8 +60,8 @@ class LoadedAsker(LoadedRows):
         super().__init__(spec, replace(place, limit=math.inf))
         self.by_user = by_user
         self._call.built.paid.share_in(place.run)  # from now on: it may have nothing to ask for
-        self._bulks: weakref.WeakKeyDictionary[Journal, Bulk] = weakref.WeakKeyDictionary()
-        self._told = False
+        self._bulks: dict[Journal, Bulk] = {}  # of attempts that are not over
+        self._spec, self._limit = spec.call.args["spec"], place.limit
 
     def begin(
         self,
@@ -76,8 +78,8 @@ class LoadedAsker(LoadedRows):
             self._call.built.paid.shares(journal)
         if planned is not None:  # there is a plan, for which first rows were answered
             self._call.built.paid.resumed()
-        if journal is not None and self._call.built.provided is None and not self._told:
-            self._tell(under_way(journal.notes))
+        if journal is not None and self._call.built.provided is None:
+            self._look(journal, answered, proven)
         super().begin(prepared, rows, answered, journal, places, planned, proven)
 
     def bulk(self, journal: Journal, proven: bool = True) -> Bulk | None:
@@ -85,12 +87,10 @@ class LoadedAsker(LoadedRows):
         asker = self._call.built
         if asker.provided is None:
             return None
-        assert isinstance(self._flight, Coroutines)
         asker.paid.shares(journal)  # before anything is ordered; what is answered from before is in no batch
         self._first = self._first or FirstAnswers()
         self._first.worked |= proven
-        found = self._bulks[journal] = Bulk(asker, asker.provided, journal, self._flight.do, self._first, proven)
-        return found
+        return self._begun_bulk(asker.provided, journal, self._first, proven)
 
     @property
     def trouble(self) -> str:
@@ -134,11 +134,26 @@ class LoadedAsker(LoadedRows):
     def _lasts(self, error: BaseException) -> bool:
         return super()._lasts(error) and not isinstance(error, (Unanswered, UnderWay))
 
-    def _tell(self, batches: Sequence[str]) -> None:
-        if batches:
-            self._told = True
-            which = ", ".join(batches[:3])
-            say(f"{which}: under way at the provider, and not waited for without batch_api")
+    def _begun_bulk(self, provided: Provided, journal: Journal, first: FirstAnswers, proven: bool) -> Bulk:
+        for over in [other for other in list(self._bulks) if other.closed]:
+            if (bulk := self._bulks.pop(over, None)) is not None:
+                bulk.close()
+        assert isinstance(self._flight, Coroutines)
+        found = self._bulks[journal] = Bulk(self._call.built, provided, journal, self._flight.do, first, proven)
+        return found
+
+    def _look(self, journal: Journal, heard: Callable[[], None], proven: bool) -> None:
+        """Take what batches of a shard have that an earlier run made: this one has no batch API."""
+        if journal in self._bulks or not (left := noted(journal.notes)):
+            return
+        provider: Provider = "anthropic" if left[0].path == MESSAGES else "openai"
+        provided = provided_by(provider, self._spec, self._call.built.paid, self._limit)
+        bulk = self._begun_bulk(provided, journal, FirstAnswers(), proven)
+        assert isinstance(self._flight, Coroutines)
+        looked = self._flight.do(bulk.look())
+        while not futures.wait([looked], HEARD).done:
+            heard()  # it goes on, however large the files are that it reads
+        looked.result()
 
     def _kept(self, answer: Answer) -> Any:
         return dict(answer)

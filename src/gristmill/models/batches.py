@@ -35,7 +35,7 @@ class Batch:
     it is `unlisted`: nothing tells whether it was created; what it took (`counted`); and that what was not there (404)
     for some requests is there by now (`judged`). `late` is when its creation was not answered, and may be obeyed later,
     in seconds of the epoch; once it was `repeated`, there may be `twins`, of which these are counted, and each is a
-    batch, too (`twin`).
+    batch, too (`twin`). It may be a `foreign` one, of another shard, that has some of the requests.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Batch:
     repeated: bool = False
     twins: list[str] = field(default_factory=list)
     twin: bool = False
+    foreign: bool = False
     sent: bool = False  # it may be there
     unsure: str = ""  # why it is looked for, while it is
     asks: dict[int, Request] = field(default_factory=dict)

@@ -27,10 +27,11 @@ from gristmill.job.secret import scrub_values
 from gristmill.models.answercache import digest_of
 from gristmill.models.batches import Batch, Request, claimed, made, note_of, noted
 from gristmill.models.bill import TINY, Bill, BulkRow
+from gristmill.models.claims import Claims
 from gristmill.models.contract import Journal, Prepared
 from gristmill.models.conversion import to_batch
 from gristmill.models.course import Course
-from gristmill.models.creation import SLOWER, SLOWEST
+from gristmill.models.creation import POLL, SLOWER, SLOWEST
 from gristmill.models.filed import Filed
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.provided import Asks, Provided, Row
@@ -76,10 +77,13 @@ class Bulk:
         self._alone: Counter[bytes] = Counter()  # requests that rows made alone, and need not make again
         self._filed = Filed()
         self._course = Course(provided, journal, self._filed, self._asked_for)
+        self._claims = Claims(provided, journal, self._filed)
+        self._waits = 0  # requests that somebody else is asking, if nothing else is to be done
         self._batches = noted(journal.notes)
         self._batched = {digest for batch in self._batches for digest in batch.digests}
         provided.known.update(batch.id for batch in self._batches if batch.id)
         self._task: asyncio.Future[Any] | None = None
+        self._looked = False  # whether other shards have noted equal requests
         self._made = len(self._batches)
         self._trial: list[bytes] = []  # requests that the row has made that is asked alone,
         self._told: Mapping[str, float] = {}  # and what is noted of what these took
@@ -109,9 +113,16 @@ class Bulk:
         return done
 
     @property
+    def done(self) -> bool:
+        """Whether no batch of its is under way any more."""
+        return self._done.is_set()
+
+    @property
     def told(self) -> str:
         """See models.contract.Bulk."""
         open_ = [batch for batch in self._batches if batch.asks and not (batch.state and batch.state.over)]
+        if self._waits and not self._done.is_set():
+            return f"{self._waits:,} requests that are equal to those of another shard, which has asked for them"
         if self._done.is_set() or not open_:
             return ""
         batch = open_[0]
@@ -165,6 +176,9 @@ class Bulk:
         and what requests have to look like, and cost, is known from now on, if it is answered. What it takes is told
         here, whatever becomes of the row.
         """
+        if self._provided.dedupe and not self._looked:
+            self._batched |= await self._claims.batched()
+            self._looked = True
         self._provided.trying = True
         self._provided.trials += 1
         self._trial, self._told = [], {}
@@ -254,6 +268,7 @@ class Bulk:
                     self._provided.error = self._provided.error or error
         finally:
             self._provided.tasks.discard(task)
+            self._claims.release()
             if not task.cancelled():
                 self._done.set()
 
@@ -261,10 +276,15 @@ class Bulk:
         """Answer all requests, in as many rounds of batches as that takes; then what was noted of batches that none of
         them is in is counted, too.
         """
-        todo = self._requests
+        todo, pause = self._requests, POLL
         while todo:
-            todo, later = self._now(claimed(todo, self._batches))
+            todo, waits = await self._claims.own(claimed(todo, self._batches), self._batches)
+            todo, later = self._now(todo)
             mine = [batch for batch in self._batches if batch.open]
+            self._waits = 0 if todo or mine else len(waits)
+            if self._waits:
+                await asyncio.sleep(pause)
+                pause = min(SLOWEST, SLOWER * pause)
             again = await _together(
                 [
                     *(self._resumed(batch) for batch in mine),
@@ -276,7 +296,8 @@ class Bulk:
                 if request.tries >= TRIES:
                     why = f"it was in {TRIES} batches, and was not answered in the last one: {request.why}"
                     self._filed.keep(request.digest, 0, {"why": why})
-            todo = [*later, *(request for request in todo if request.tries < TRIES)]
+            await self._claims.put(self._requests)
+            todo = [*waits, *later, *(request for request in todo if request.tries < TRIES)]
         for batch in self._batches:
             if not batch.counted:
                 await self._unneeded(batch)
@@ -443,6 +464,17 @@ class Bulk:
                 f"answers: what it may cost is counted{f' ({e})' if str(e) else ''}"
             )
             await self._course.results.count(batch)
+
+    async def look(self) -> None:
+        """Instead of `add` and `send`, in the event loop: take what batches of earlier attempts were answered by now,
+        for a run that has no batch API. None is sent, and none is waited for.
+        """
+        try:
+            for batch in self._batches:
+                await self._course.left(batch)
+        finally:
+            await self._provided.close()
+            self._done.set()
 
     async def _dropped(self) -> None:
         if self._task is not None and not self._task.done():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gristmill.errors import RunFailed
+from gristmill.errors import GristmillError, RunFailed
 from gristmill.models.batches import Batch, Request, noted
 from gristmill.models.contract import Journal
 from gristmill.models.creation import POLL, SLOWEST, Creation
@@ -18,6 +19,8 @@ from gristmill.models.provided import Provided
 from gristmill.models.providers import State
 from gristmill.models.results import Results
 from gristmill.process.ownstderr import say
+
+SHORTLY = 30.0  # seconds in which a batch is looked for that a run without a batch API would not wait for
 
 
 class Course:
@@ -42,6 +45,8 @@ class Course:
 
     async def through(self, batch: Batch) -> list[Request]:
         """See a batch through. Returns the requests that are to be asked again."""
+        if batch.foreign:
+            return await self._elsewhere(batch)
         try:
             if not batch.id and batch.earlier:
                 batch.id = "" if batch.over else await self._creation.there(batch) or ""
@@ -72,6 +77,16 @@ class Course:
         if state.cancelled and again:
             await self._ended(batch, f"was cancelled at the provider, with {len(again):,} requests unanswered")
         return again
+
+    async def _elsewhere(self, batch: Batch) -> list[Request]:
+        """Have what a batch of another shard is answered, which sees it through itself."""
+        with contextlib.suppress(Gone):
+            batch.id = batch.id or await self._creation.there(batch) or ""
+            if batch.id:
+                await self.results.whole(batch)
+        batch.found.difference_update(batch.strange)  # that shard finds out whether it is the model
+        batch.strange.clear()
+        return batch.leaves()
 
     async def _twins(self, batch: Batch) -> None:
         """Whether a batch is there twice, as its creation was repeated: what another one takes is paid, and so told."""
@@ -104,6 +119,33 @@ class Course:
         except (Gone, RunFailed, asyncio.TimeoutError) as e:
             say(f"{one}: what it may cost is counted, as what it takes cannot be told{f' ({e})' if str(e) else ''}")
             await self.results.count(twin)
+
+    async def left(self, batch: Batch) -> None:
+        """Take what a batch was answered by now, for whichever rows, of a run that has no batch API: one that is not
+        over is not waited for, and counted as what it may cost.
+        """
+        if batch.over and not batch.id:  # it was never created
+            return
+        tokens, most = batch.mean
+        longest = None if most is None else math.ceil(most)
+        batch.asks = {n: Request(d, batch.path, 0, 0, tokens, longest) for n, d in enumerate(batch.digests)}
+        desk, name, over, why = self._provided.desk, batch.id or batch.name, not batch.id, ""
+        try:
+            over = over or (await self._provided.api.look(desk, batch.id)).over
+            if over:
+                await asyncio.wait_for(self.through(batch), desk.limit if batch.id else SHORTLY)
+                return
+        except (GristmillError, Gone, asyncio.TimeoutError) as e:  # what it has no answer for is asked alone
+            why = f" ({e})" if str(e) else ""
+        if over and batch.counted:
+            say(f"{name}: not answered in full, and the rest is asked alone{why}")
+            return
+        say(
+            f"{name}: under way at the provider, and not waited for without batch_api: what it may cost is counted, "
+            f"and its {len(batch.open):,} requests are asked for, and paid, alone; cancel it there, or go on with "
+            f"batch_api{why}"
+        )
+        await self.results.count(batch)
 
     async def _note(self, batch: Batch, **told: Any) -> None:
         await asyncio.to_thread(self._journal.note, {"batch": batch.name, **told})

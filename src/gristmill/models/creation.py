@@ -109,22 +109,31 @@ class Creation:
 
     async def twins(self, batch: Batch) -> list[str]:
         """The ids of others that are the same as a batch, which is over: what was created before it was, and appeared
-        late. Those that may be so are waited for, not for long. Raises Gone, RunFailed.
+        late. Those that may be so, or somebody else's, are said and waited for, not for long. Raises Gone, RunFailed.
         """
-        until, wait = time.monotonic() + self._provided.desk.limit, POLL
-        while (found := await self._listed(batch)).open and time.monotonic() + wait < until:
+        until, wait, told = time.monotonic() + self._provided.desk.limit, POLL, False
+        while (found := await self._listed(batch)).open:
+            left = until - time.monotonic() - wait
+            if not told or left <= 0:
+                what = "it is waited for" if left > 0 else "it is waited for no more, and what it takes not counted"
+                say(
+                    f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
+                    f"creation was not answered: only its results tell whose it is ({what}); if it is nobody "
+                    "else's, cancel it at the provider"
+                )
+            if left <= 0:
+                break
+            told = True
             await asyncio.sleep(wait)
             wait = min(SLOWEST, wait * SLOWER)
-        if found.open:
-            say(
-                f"{', '.join(found.open[:3])}: not over, and may have the same requests as {batch.id}, whose first "
-                "creation was not answered: whether it is paid for too is told by its results"
-            )
         return [one for one in found.ids if one not in batch.twins]
 
     async def _listed(self, batch: Batch) -> Listed:
-        elsewhere = noted(await asyncio.to_thread(self._journal.everywhere))
-        others = frozenset({*self._provided.known, *(other.id for other in elsewhere if other.id)})
+        known = set(self._provided.known)  # all of which are noted by now
+        elsewhere = [other for other in noted(await asyncio.to_thread(self._journal.everywhere)) if other.id]
+        if batch.foreign and (found := [other.id for other in elsewhere if other.name == batch.name]):
+            return Listed(tuple(found))  # its own shard has found it
+        others = frozenset({*known, *(other.id for other in elsewhere)})
         return await self._provided.api.find(self._provided.desk, batch.name, len(batch.digests), batch.since, others)
 
     async def _unlisted(self, batch: Batch, what: str, by: str, still: str) -> NoReturn:

@@ -196,8 +196,7 @@ class Endpoint:
             try:
                 async with self._slots:  # not held by what waits to be sent again
                     self.ending.go_on()
-                    await self._turns.take(tokens)
-                    address = await self._address(refusing)
+                    address = await self._turn(tokens, refusing)
                     self.ending.go_on()  # as it may be over since it began to wait
                     sent = time.monotonic()
                     try:
@@ -251,20 +250,33 @@ class Endpoint:
 
     # ------------------------------------------------ addresses, and whether anybody answers
 
-    async def _address(self, refusing: Collection[str]) -> Address:
-        """The next one to be asked, for a while none of those that were `refusing` the request. Raises RunFailed if all
-        want to be left alone for longer than a request may take.
+    async def _turn(self, tokens: float, refusing: Collection[str]) -> Address:
+        """Whom a request is to ask now, when one may be sent: its turn is taken once there is somebody, as all that
+        waited for an address would leave at once.
         """
         until = time.monotonic() + ELSEWHERE
         while True:
-            now = time.monotonic()
-            others = now < until and any(address.url not in refusing for address in self._addresses)
-            if (found := self._addresses.take(now, refusing if others else ())) is not None:
-                return found
+            await self._somebody(refusing, until)
+            await self._turns.take(tokens)
+            for but in (refusing, self._left_for_others(refusing, until)):
+                if (found := self._addresses.take(time.monotonic(), but)) is not None:
+                    return found
+            self._turns.more(-tokens)  # nobody was well any more by then
+
+    async def _somebody(self, refusing: Collection[str], until: float) -> None:
+        """Returns once an address may be asked; until then, one that was not `refusing` the request. Raises RunFailed
+        if all want to be left alone for longer than a request may take.
+        """
+        while self._addresses.free(now := time.monotonic(), self._left_for_others(refusing, until)) is None:
             rest = self._addresses.rest(now)
             if rest > self._limit:
                 self._left_alone(rest, "")
             await self.ending.sleep(min(LOOK, max(0.01, rest)))
+
+    def _left_for_others(self, refusing: Collection[str], until: float) -> Collection[str]:
+        """The addresses that a request does not ask, as long as others may become well until then."""
+        others = time.monotonic() < until and any(address.url not in refusing for address in self._addresses)
+        return refusing if others else ()
 
     def _well(self, address: Address, sent: float) -> None:
         """The endpoint has answered a request."""

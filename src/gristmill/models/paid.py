@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from gristmill.errors import GristmillError
+from gristmill.job.endpoints import Provider
 from gristmill.job.secret import reveal, secrets_in
 from gristmill.models.answercache import AnswerCache, digest_of
 from gristmill.models.apis import passes
@@ -28,7 +29,7 @@ from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, Unde
 from gristmill.models.room import Room
 from gristmill.models.spending import LOOK, Spending, Stake
 from gristmill.models.usual import most_tokens
-from gristmill.models.vendors import OPENAI, Vendor
+from gristmill.models.vendors import OPENAI, VENDORS, Vendor
 
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
@@ -88,14 +89,17 @@ def endpoint_of(
     )  # fmt: skip
 
 
-def provided_of(spec: Asking, paid: Paid, limit: float, vendor: Vendor = OPENAI) -> Provided | None:
+def provided_of(spec: Asking, paid: Paid, limit: float) -> Provided | None:
     """Where requests are answered in bulk; None if a spec names no batch API. `limit` as for Endpoint."""
-    if spec.batch_api is None:
-        return None
-    headers = vendor.headers(reveal(spec.api_key))
-    secrets = tuple(secrets_in(spec))
-    desk = Desk(str(reveal(spec.base_url)), headers, timeout=spec.timeout, limit=limit, secrets=secrets)
-    return Provided(PROVIDERS[spec.batch_api], desk, paid, spec.dedupe)
+    return None if spec.batch_api is None else provided_by(spec.batch_api, spec, paid, limit)
+
+
+def provided_by(provider: Provider, spec: Asking, paid: Paid, limit: float) -> Provided:
+    """A provider at the (first) address of a spec."""
+    headers = VENDORS[provider].headers(reveal(spec.api_key))
+    url, secrets = str(reveal(spec.base_url)).partition(",")[0].strip(), tuple(secrets_in(spec))
+    desk = Desk(url, headers, timeout=spec.timeout, limit=limit, secrets=secrets)
+    return Provided(PROVIDERS[provider], desk, paid, spec.dedupe)
 
 
 class Paid:
@@ -173,12 +177,12 @@ class Paid:
         self, key: bytes, body: Mapping[str, Any], tokens: float, path: str, bill: Bill
     ) -> dict[str, Any]:
         """A new answer, or what another worker was or is answered. Raises as `ask`."""
-        if (once := self._once) is None:
+        if (once := self.claims()) is None:
             return await self._new(body, tokens, path, bill)
-        if self._renewal is None:
-            self._renewal = asyncio.ensure_future(_renewed(once))
         pause = SOON
         while (found := once.claim(key))[0] == "wait":
+            if bill.bulk is not None and not bill.bulk.done:  # it may be in a batch, for hours
+                raise UnderWay
             await self._asked.ending.sleep(pause)
             pause = min(LOOK, 1.5 * pause)
         what, told = found
@@ -196,6 +200,12 @@ class Paid:
             raise
         once.put(key, reply)
         return reply
+
+    def claims(self) -> Once | None:
+        """See provided.Pays."""
+        if self._once is not None and self._renewal is None:
+            self._renewal = asyncio.ensure_future(_renewed(self._once))
+        return self._once
 
     def _asked_once(self, key: bytes, known: asyncio.Future[Any]) -> None:
         if known.cancelled() or known.exception() is not None:

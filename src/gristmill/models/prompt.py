@@ -296,7 +296,7 @@ class Asker:
         self._api = FORMS[spec.api]
         vendor = self._api.vendor
         self.paid = Paid(spec, share, self._own or endpoint_of(spec, share, at_once, limit, vendor=vendor))
-        self.provided = provided_of(spec, self.paid, limit, vendor)
+        self.provided = provided_of(spec, self.paid, limit)
         self._conversation = Conversation(spec, answers_of(spec))
         self._sampling = Sampling(spec.temperature, spec.top_p, spec.max_tokens, spec.keep_score)
         self._form = _Form(spec)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from gristmill.models.bill import Bill
+from gristmill.models.contract import Once
 from gristmill.models.desk import Desk
 from gristmill.models.providers import BatchAPI
 from gristmill.models.spending import Spending
@@ -37,6 +38,10 @@ class Pays(Protocol):
 
     spending: Spending
     answered: float | None  # when, by the monotonic clock, a request of its own was answered last
+
+    def claims(self) -> Once | None:
+        """By what equal requests are asked once, in all workers; what is claimed there is kept up."""
+        ...
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """Whether there is an answer from before."""

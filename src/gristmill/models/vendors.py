@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gristmill.job.endpoints import Provider
+
 
 @dataclass(frozen=True)
 class Vendor:
@@ -25,3 +27,4 @@ class Vendor:
 
 OPENAI = Vendor("https://api.openai.com/v1", "OPENAI")
 ANTHROPIC = Vendor("https://api.anthropic.com/v1", "ANTHROPIC", "x-api-key", "", (("anthropic-version", "2023-06-01"),))
+VENDORS: Mapping[Provider, Vendor] = {"openai": OPENAI, "anthropic": ANTHROPIC}

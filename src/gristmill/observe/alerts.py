@@ -130,9 +130,10 @@ class Alerts:
         if end.incident:
             self.raised(end.incident, end.text)
         elif end.good:
-            # Nothing was scored, so what is published has the dead rows and the drift that it had.
-            lasting = self._kinds if end.state == "done" else self._kinds | {"dead", "drift"}
-            self._each("over", frozenset(lasting))
+            # If nothing was scored, what is published has the drift that it had, and its dead rows, unless they were
+            # scored again by somebody who told nobody.
+            same = () if end.state == "done" else ("drift", "dead") if end.rows_dead else ("drift",)
+            self._each("over", frozenset(self._kinds.union(same)))
 
     def close(self, until: float) -> list[str]:
         lines = [line for desk in self._desks for line in desk.box.close(until)]

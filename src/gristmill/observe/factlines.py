@@ -35,6 +35,8 @@ def _counts(facts: SinkFacts) -> Iterator[Line]:
 def _night(night: Night) -> str:
     counts = f"{night.rows_ok:,} ok, {night.rows_dead:,} dead, {night.rows_filtered:,} filtered"
     model = f"{night.model} {short(night.digest)}".rstrip()
+    if night.updated:
+        counts += f" ({', '.join(f'{n:,} {name}' for name, n in night.updated.items())})"
     return f"{night.published[:16].replace('T', ' ')}  {counts}, in {units.seconds(night.seconds)}, {model}"
 
 

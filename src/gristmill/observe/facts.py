@@ -71,7 +71,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Night:
-    """A generation as it was published: the counts of the whole result then."""
+    """A generation as it was published: the counts of the whole result then. `updated` has how many source rows were
+    "kept", "scored" and, if that is known, "gone", for an update.
+    """
 
     generation: int
     published: str
@@ -83,6 +85,7 @@ class Night:
     model: str
     digest: str
     errors: Mapping[str, int] = field(default_factory=dict)
+    updated: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,9 @@ OUTCOMES = ("ok", "dead", "filtered")
 
 @dataclass(frozen=True)
 class Figures:
-    """What is measured of a job: all that the forms below are made of. Times are seconds since 1970."""
+    """What is measured of a job: all that the forms below are made of. Times are seconds since 1970. Figures that are
+    `unknown` are told nowhere, which is something else than 0.
+    """
 
     job: str
     model: str = ""
@@ -28,6 +30,7 @@ class Figures:
     ended: float | None = None
     exit_code: int | None = None
     published: float | None = None
+    unknown: tuple[str, ...] = ()
 
     def values(self) -> dict[str, tuple[str, Mapping[str, float]]]:
         """By name of the metric: its help, and its values by outcome ("" for the only one)."""
@@ -48,7 +51,9 @@ class Figures:
         found: dict[str, tuple[str, Mapping[str, float]]] = {
             f"gristmill_{name}": (text, {"": float(value)})
             for name, (text, value) in known.items()
-            if value is not None
+            if value is not None and name not in self.unknown
         }
+        if "rows" in self.unknown:
+            return found
         rows = {outcome: float(self.rows.get(outcome, 0)) for outcome in OUTCOMES}
         return {"gristmill_rows": ("Rows of the run, by what became of them", rows), **found}

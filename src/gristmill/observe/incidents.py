@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.files.document import Document
-from gristmill.process.locks import LockFile
+
+T = TypeVar("T")
+MOST_TRIES = 500  # of a change; each fails only because somebody else's did not
 
 
 @dataclass(frozen=True)
@@ -46,92 +50,100 @@ class Incidents(Document, what="note of incidents", sealed=False):
 
 
 class Book:
-    """The incidents of one job in a file of `files`. If `folder` (the sink's) is not there, which a job that cannot
-    even be planned must not make, they are in `instead`, on this machine. A `shared` file is locked, as other jobs
-    write to it.
+    """The incidents of one job in a file of `files`, to which other jobs and runs may write at the same time: each
+    change is made to what the file holds then. If `folder` (the sink's) is not there, which a job that cannot even be
+    planned must not make, they are in `instead`, on this machine.
     """
 
-    def __init__(
-        self, job: str, path: str, files: Files = LOCAL, *, folder: str = "", instead: str = "", shared: bool = False
-    ) -> None:
+    def __init__(self, job: str, path: str, files: Files = LOCAL, *, folder: str = "", instead: str = "") -> None:
         self.job = job
-        self._path, self._files, self._folder, self._instead, self._shared = path, files, folder, instead, shared
+        self._path, self._files, self._folder, self._instead = path, files, folder, instead
         self._lock = threading.Lock()
 
     def raised(self, kind: str, text: str) -> Open:
         """Open an incident, or find the one that is open. One that was over, and not told to be, goes on."""
-        with self._changing() as change:
-            known = next((one for one in change.all if (one.job, one.kind) == (self.job, kind)), None)
-            if known is None:
-                known = Open(uuid.uuid4().hex[:12], self.job, kind, text, time.time())
-            elif known.over is not None:
+        new = Open(uuid.uuid4().hex[:12], self.job, kind, text, time.time())
+
+        def change(now: _Change) -> Open:
+            known = next((one for one in now.all if (one.job, one.kind) == (self.job, kind)), None)
+            if known is not None and known.over is not None:
                 known = replace(known, over=None, text=text, eased=())
-            return change.put(known)
+            return now.put(known or new)
+
+        return self._changed(change)
 
     def over(self, lasting: frozenset[str]) -> None:
         """A run ended well: incidents of this job that are none of these kinds are over."""
-        with self._changing() as change:
-            for one in change.all:
+        at = time.time()
+
+        def change(now: _Change) -> None:
+            for one in now.all:
                 if one.job == self.job and one.kind not in lasting and one.over is None:
-                    change.put(replace(one, over=time.time()))
+                    now.put(replace(one, over=at))
+
+        self._changed(change)
 
     def told(self, incident: Open, who: str, all_who: frozenset[str]) -> None:
         """Someone was told of it, or, once it is over, that it is; it is dropped if nobody of `all_who` is left."""
-        with self._changing() as change:
-            now = next((one for one in change.all if one.id == incident.id), None)
-            if now is None:
-                return
-            now = replace(now, eased=(*now.eased, who)) if incident.over is not None else _knows(now, who)
-            change.put(now)
-            change.sweep(self.job, all_who)
+
+        def change(now: _Change) -> None:
+            known = next((one for one in now.all if one.id == incident.id), None)
+            if known is not None:
+                now.put(replace(known, eased=(*known.eased, who)) if incident.over is not None else _knows(known, who))
+                now.sweep(self.job, all_who)
+
+        self._changed(change)
 
     def swept(self, all_who: frozenset[str]) -> None:
         """Drop what is over and was told to everybody who is to know."""
-        with self._changing() as change:
-            change.sweep(self.job, all_who)
+        self._changed(lambda now: now.sweep(self.job, all_who))
 
     def mine(self) -> list[Open]:
         """The incidents of this job, oldest first."""
         with self._lock:
-            return sorted((one for one in self._read() if one.job == self.job), key=lambda one: one.since)
+            return sorted((one for one in self._read()[0] if one.job == self.job), key=lambda one: one.since)
 
     # ---------------------------------------------------------------- the file
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[_Change]:
-        with self._lock, self._alone():
-            before = self._read()
-            change = _Change({one.id: one for one in before})
-            yield change
-            if change.all != before:
-                self._write(change.all)
+    def _changed(self, change: Callable[[_Change], T]) -> T:
+        """What a change returns, once it is stored. It is made anew if somebody else was quicker. Raises OSError."""
+        with self._lock:
+            for _ in range(MOST_TRIES):
+                before, looked = self._read()
+                now = _Change({one.id: one for one in before})
+                found = change(now)
+                if now.all == before or self._written(now.all, looked):
+                    return found
+                time.sleep(random.uniform(0.002, 0.02))
+        raise OSError(f"{self._path}: others write to it all the time")
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        if not self._shared:
-            yield
-            return
-        with LockFile(f"{self._path}.lock", "a") as file:
-            file.lock(wait=True)
-            yield
-
-    def _read(self) -> list[Open]:
+    def _read(self) -> tuple[list[Open], Mapping[str, Any] | None]:
+        """All incidents, and the version of the file that they are in; None if it is not there."""
         found: dict[str, Open] = {}
+        looked = None
         for path, files in ((self._instead, LOCAL), (self._path, self._files)):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError, CorruptStore):
                 if path:
-                    found.update({one.id: one for one in Incidents.load_from(path, files).incidents})
-        return list(found.values())
+                    data, version = files.look(path)
+                    looked = version if path == self._path else None
+                    found.update({one.id: one for one in Incidents.load(data, path).incidents})
+        return list(found.values()), looked
 
-    def _write(self, incidents: list[Open]) -> None:
+    def _written(self, incidents: list[Open], looked: Mapping[str, Any] | None) -> bool:
+        """Store them, unless the file is another by now; whether they were stored."""
         data = Incidents(tuple(incidents)).dump()
         if self._folder and not self._files.holds(self._folder):
             os.makedirs(os.path.dirname(self._instead), exist_ok=True)
             LOCAL.write_over(self._instead, data)
-            return
-        self._files.write_over(self._path, data)
-        if self._instead:
+            return True
+        try:
+            new = looked is None
+            done = self._files.write_new(self._path, data) if new else self._files.swap(self._path, data, looked or {})
+        except FileNotFoundError:  # removed since it was looked at
+            return False
+        if done and self._instead:
             LOCAL.remove(self._instead)
+        return done
 
 
 class _Change:

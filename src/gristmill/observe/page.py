@@ -20,8 +20,8 @@ from gristmill.observe.tables import clean
 _TONES = {"done": "good", "nothing to do": "good", "running": "mid", "unfinished": "mid", "stopped": "mid"}
 
 
-def page(facts: SinkFacts) -> str:
-    """The report as HTML."""
+def page(facts: SinkFacts, above: Sequence[tuple[str, str]] = ()) -> str:
+    """The report as HTML. `above` are pages that it is one of, as texts with their addresses, where it is served."""
     run = facts.last
     night = facts.nights[-1] if facts.nights else None
     bars = [
@@ -30,11 +30,13 @@ def page(facts: SinkFacts) -> str:
     ]
     text: str = _template().render(
         f=facts,
+        above=above,
         run=run,
         night=night,
         rates=[] if run is None else charts.rates(run.pace),
         night_bars=bars,
         changes=_changes(facts.nights),
+        updates=any(n.updated for n in facts.nights),
         command=shlex.join(run.command) if run is not None and run.command else "",
     )
     return text

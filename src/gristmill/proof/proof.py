@@ -51,6 +51,20 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Maker:
+    """Who made an answer that updates have kept since: a generation, when its result was published, and the last run on
+    it, by id and host; "" where the sink does not tell it any more. If it is not `certain`, it may be a generation
+    before that one.
+    """
+
+    generation: int
+    certain: bool
+    published: str
+    run: str
+    host: str
+
+
+@dataclass(frozen=True)
 class Path:
     """From a plan and a receipt, by their leaves, to the root of the generation, and on to that of the result."""
 
@@ -67,7 +81,8 @@ class Proof:
     """What made the answer of a row, and whether that was shown. `row` is as it was published; of a dead letter, whose
     `outcome` is "dead", it is that. `file` has it as row `number`, counted from 0; None if it is one of its rows.
     `joined` is the receipt of that file where the parts of several shards were joined; `code` is the digest of all
-    code, which has so many `code_parts`.
+    code, which has so many `code_parts`. `made_by` is who made an answer that the run has only kept, as an update does
+    if model, code and the row's inputs are the same.
     """
 
     sink: str
@@ -87,6 +102,7 @@ class Proof:
     root: str | None
     path: Path | None = None
     joined: str | None = None
+    made_by: Maker | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -120,10 +136,19 @@ def _lines(p: Proof) -> list[str]:
     lines.append(("code", f"{_short(p.code)}, of {units.plural(p.code_parts, 'part')}"))
     on = ", ".join(f"{name} {value}" for name, value in p.run.runs_on.items())
     lines.append(("run", f"{p.run.folder} ({p.run.verb}), planned {p.run.planned}, published {p.run.published}; {on}"))
+    if p.made_by is not None:
+        lines.append(("made by", _maker(p.made_by)))
     lines.append(("root", p.root or "none: published by an earlier version"))
     lines += [("note", note) for note in p.notes]
     lines += [("ok" if check.ok else "WRONG", f"{check.what}: {check.told}") for check in p.checks]
     return [f"{name:<10}{text}" for name, text in lines] + ["proved" if p.ok else "NOT proved"]
+
+
+def _maker(one: Maker) -> str:
+    when = f", published {one.published}" if one.published else ""
+    run = f", run {one.run} on {one.host}" if one.run else ""
+    before = "" if one.certain else ", or one before it, of which the sink has nothing any more"
+    return f"generation {one.generation}{when}{run}{before}; kept since, as input, model and code are the same"
 
 
 def _where(one: Input) -> str:

@@ -21,9 +21,9 @@ from gristmill.errors import BadKey, BadSource, CorruptStore, PlanChanged
 from gristmill.files.disk import join
 from gristmill.fingerprint import digests
 from gristmill.job.job import Source
-from gristmill.proof import finding
+from gristmill.proof import finding, keeping
 from gristmill.proof.finding import Origin, Spot
-from gristmill.proof.proof import Check, Input, Path, Proof, Run
+from gristmill.proof.proof import Check, Input, Maker, Path, Proof, Run
 from gristmill.result import reading
 from gristmill.result.verify import Member
 from gristmill.shards.sourcefiles import SourceFile
@@ -294,8 +294,18 @@ def _proof(found: Found, name: str, checks: list[Check], path: Path | None, aske
         root=result.body.root,
         path=path,
         joined=None if found.joined is None else found.joined.checksum,
+        made_by=_maker(found, asked),
         notes=tuple(_notes(found, asked)),
     )
+
+
+def _maker(found: Found, asked: Asked) -> Maker | None:
+    """Who made an answer that was kept."""
+    member, origin = found.member, found.origin
+    if member.generation.kind != "update" or found.letter is not None:
+        return None
+    number = keeping.number_of(_places(member, origin.receipt, asked), origin.path, origin.position)
+    return keeping.maker(found.result, member.generation, origin.receipt, number)
 
 
 def _inputs(found: Found) -> list[Input]:

@@ -22,7 +22,7 @@ from gristmill.commit.generation import Generation, Plan, decode_schema, generat
 from gristmill.commit.inspections import planned_files
 from gristmill.commit.publication import Publication, marking, published
 from gristmill.commit.publish import LISTED, MANIFEST, committed, leftover, strangers
-from gristmill.commit.receipt import Receipt
+from gristmill.commit.receipt import Part, Receipt
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join, sha256_of
@@ -76,7 +76,8 @@ def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bo
 
     Names each file that is missing, changed or not live, each shard without a receipt or with two, each row that is
     both dead and published (if rows have ids), each sum that differs from `_SUCCESS`. Repeated ids are reported, but
-    are no fault of the result. With `deep`, all values are read again as `gm.read` reads them.
+    are no fault of the result, and neither is it if files are gone by which an update keeps answers. With `deep`, all
+    values are read again as `gm.read` reads them.
     """
     result = published(root, files)
     live = result.live()
@@ -108,6 +109,7 @@ def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bo
     lines = wrong or [f"{len(live)} files, {rows} rows: all as published"]
     if not wrong and (repeated := ids.said(result)) is not None:
         lines.append(repeated)  # not an error: what a key holds comes from the source
+    lines += _beside(members, files)
     return Verdict(not wrong, tuple(lines), len(live), rows)
 
 
@@ -147,6 +149,30 @@ def _others_read(result: Publication, live: Sequence[Live]) -> Iterator[tuple[Li
         visible = join(result.root, f.name)
         if path != visible and not (result.files.free_links and _same(path, visible)):
             yield f, path
+
+
+def _beside(members: Sequence[Member], files: Files) -> list[str]:
+    """What is wrong with the files by which the next update knows whose answers still hold; no reader opens them."""
+    parts = [
+        (m, r.shard, p) for m in members for r in m.done.values() for p in (r.fates, r.answers) if p is not None
+    ]  # fmt: skip
+
+    def whole(each: tuple[Member, int, Part]) -> bool:
+        try:
+            return files.digest(join(each[0].generation.root, each[2].work)) == (each[2].bytes, each[2].sha256)
+        except FileNotFoundError:
+            return False
+
+    bad = [each for each, ok in zip(parts, files.map(whole, parts), strict=True) if not ok]
+    if not bad:
+        return []
+    shards, (_, _, first) = len({(m.generation.number, shard) for m, shard, _ in bad}), bad[0]
+    more = f", and {len(bad) - 1} more of {len(parts)}" if len(bad) > 1 else ""
+    rows = "its shard" if shards == 1 else f"{shards} shards"
+    return [
+        f"{first.work}: gone, or not what was committed{more}: no reader needs it, but the next update scores all rows "
+        f"of {rows} again, except in files that are as they were"
+    ]
 
 
 def _same(one: str, other: str) -> bool:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, Protocol
+
+RUN, RETRY = "run", "retry-dead"
 
 
 @dataclass(frozen=True)
 class Run:
-    """The run of a job for one tick. Its key, job and tick, is claimed before it begins, so that there is one.
+    """The run of a job for one tick. Its key, job and tick, is claimed before it begins, so that there is one. `what`
+    is the command that it is: RUN, or RETRY if somebody has asked that the dead letters of a tick be scored again,
+    with its `options`.
 
     `state` is "due" (to be started at `next`), "running", or how it ended: "done", "failed" (a person has to look),
     "covered" (the run of a later tick did its work) or "missed" (nobody was there, and the job says that it is not to
@@ -29,11 +33,13 @@ class Run:
     deadline: float | None = None
     late: bool = False
     reason: str = ""
+    what: str = RUN
+    options: str = ""
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> tuple[str, str, str]:
         """What identifies it."""
-        return self.job, written(self.tick)
+        return self.job, written(self.tick), self.what
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class World(Protocol):
         ...
 
     def start(self, run: Run, path: str, tick: str) -> None:
-        """Begin `gristmill run` for a tick, as it is given to `--scheduled`. Raises OSError."""
+        """Begin `gristmill run`, or what else it is, for a tick as it is given to `--scheduled`. Raises OSError."""
         ...
 
     def wait(self, seconds: float) -> Sequence[tuple[Run, int]]:
@@ -84,6 +90,14 @@ class World(Protocol):
 
 def written(tick: datetime) -> str:
     """A tick as it is stored, so that texts have the order of times."""
-    from datetime import timezone
-
     return tick.astimezone(timezone.utc).isoformat(timespec="seconds")
+
+
+def stamp(tick: datetime) -> str:
+    """A tick in the name of a file or an address: `20260101T220000Z`."""
+    return f"{tick.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
+
+
+def tick_of(text: str) -> datetime:
+    """The tick of a `stamp`. Raises ValueError."""
+    return datetime.strptime(text, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)

@@ -10,7 +10,7 @@ from gristmill.job.schedule import Schedule
 from gristmill.observe import units
 from gristmill.observe.tables import Table
 from gristmill.schedule.calendar import next_tick
-from gristmill.schedule.contract import Run
+from gristmill.schedule.contract import RUN, Run
 from gristmill.schedule.jobs import JobFiles
 from gristmill.schedule.state import State
 
@@ -23,7 +23,7 @@ def listed(files: JobFiles, folder: str, now: datetime) -> Table:
         if os.path.exists(os.path.join(folder, "up.sqlite")):
             state = stack.enter_context(contextlib.closing(State(folder)))
         for name, told in found.jobs.items():
-            last = state.last(name) if state is not None else []
+            last = [run for run in state.last(name, 2) if run.what == RUN] if state is not None else []
             tick = next_tick(told, now)
             following = "" if tick is None else f"{tick:%Y-%m-%d %H:%M %Z}"
             rows.append((name, when(told.schedule), following, _ended(last[0], told.schedule.zone) if last else ""))

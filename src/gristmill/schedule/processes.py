@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -18,7 +17,7 @@ from types import FrameType
 from typing import IO
 
 from gristmill.process.spawning import mortal
-from gristmill.schedule.contract import Run
+from gristmill.schedule.contract import RUN, Run, stamp
 
 LEAVING = 20.0  # seconds that runs have to stop: their own limit is 12
 LOOK = 0.5  # seconds between looks where the system does not tell that a process has ended
@@ -31,8 +30,9 @@ class Processes:
     def __init__(self, logs: str, environ: dict[str, str]) -> None:
         self._logs = logs
         self._environ = environ
-        self._going: dict[tuple[str, str], tuple[Run, subprocess.Popen[bytes]]] = {}
+        self._going: dict[tuple[str, str, str], tuple[Run, subprocess.Popen[bytes]]] = {}
         self._asked: list[int] = []
+        self._nudged = False
         self._wake, self._woken = os.pipe()
         for end in (self._wake, self._woken):
             os.set_blocking(end, False)
@@ -41,6 +41,12 @@ class Processes:
     def stopping(self) -> int | None:
         """The signal by which somebody asked to stop."""
         return self._asked[0] if self._asked else None
+
+    def nudge(self) -> None:
+        """Wake whoever waits, because there is something new to do; from any thread."""
+        self._nudged = True
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._woken, b"n")
 
     def now(self) -> datetime:
         """The present."""
@@ -66,18 +72,19 @@ class Processes:
     # ------------------------------------------------ runs
 
     def start(self, run: Run, path: str, tick: str) -> None:
-        """Begin `gristmill run`. Its output is appended to the log of the tick."""
-        command = [*mortal("TERM"), sys.executable, "-m", "gristmill", "run", path, "--scheduled", tick]
+        """Begin the command. Its output is appended to the log of the tick."""
+        command = [*mortal("TERM"), sys.executable, "-m", "gristmill", run.what, path, "--scheduled", tick]
         with self._log(run) as out:
             process = subprocess.Popen(
-                [*command, "--progress", "lines"], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                env=self._environ, start_new_session=True,
+                [*command, "--progress", "lines", *run.options.split()], stdin=subprocess.DEVNULL, stdout=out,
+                stderr=subprocess.STDOUT, env=self._environ, start_new_session=True,
             )  # fmt: skip
         self._going[run.key] = run, process
 
     def log_of(self, run: Run) -> str:
         """The path of a run's log."""
-        return os.path.join(self._logs, run.job, re.sub(r"[:-]|\+.*", "", run.key[1]) + "Z.log")
+        kind = "" if run.what == RUN else f".{run.what}"
+        return os.path.join(self._logs, run.job, f"{stamp(run.tick)}{kind}.log")
 
     def _log(self, run: Run) -> IO[bytes]:
         path = self.log_of(run)
@@ -90,13 +97,14 @@ class Processes:
             return open(os.devnull, "wb")
 
     def wait(self, seconds: float) -> Sequence[tuple[Run, int]]:
-        """Wait until a run ends, or somebody asks to stop."""
+        """Wait until a run ends, or somebody asks to stop, or nudges."""
         until = time.monotonic() + seconds
-        while not (ended := self._ended()) and self.stopping is None:
+        while not (ended := self._ended()) and self.stopping is None and not self._nudged:
             left = until - time.monotonic()
             if left <= 0:
                 break
             self._sleep(left)
+        self._nudged = False
         return ended
 
     def _sleep(self, seconds: float) -> None:

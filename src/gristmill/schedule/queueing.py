@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import timedelta
 
-from gristmill.schedule.contract import Run
+from gristmill.schedule.contract import RUN, Run
 from gristmill.schedule.entry import Scheduled
 
 LONGEST = 3600.0  # seconds between two tries at most
@@ -35,11 +35,13 @@ def superseded(unfinished: Sequence[Run], told: dict[str, Scheduled], now: float
     """Runs that need not start, because the run of a later tick of the job is due, too, and stands for them."""
     newest: dict[str, Run] = {}
     for run in unfinished:
-        if run.state == "due" and (run.job not in newest or newest[run.job].tick < run.tick):
+        if run.what == RUN and run.state == "due" and (run.job not in newest or newest[run.job].tick < run.tick):
             newest[run.job] = run
     out = []
     for run in unfinished:
-        if run.state == "due" and run.job in told and not told[run.job].each and newest[run.job] != run:
+        if run.what != RUN or run.state != "due" or run.job not in told or told[run.job].each:
+            continue
+        if newest[run.job] != run:
             reason = f"the run of {newest[run.job].tick.isoformat()} stands for it"
             out.append(replace(run, state="covered", ended=now, reason=reason))
     return out

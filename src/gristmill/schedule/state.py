@@ -12,20 +12,32 @@ from datetime import datetime
 
 from gristmill.errors import NewerFormat, RunFailed
 from gristmill.files.sqlitelog import log_ahead
-from gristmill.schedule.contract import Run, written
+from gristmill.schedule.contract import RUN, Run, written
 
-FORMAT = 1
+FORMAT = 2
 PATIENCE = 5.0  # seconds to wait for whoever else has the file open
 KEPT = 100 * 86400.0  # seconds that runs which ended are remembered
 _TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
   job TEXT, tick TEXT, state TEXT, next REAL, attempts INTEGER, tries INTEGER, exit INTEGER, begun REAL, ended REAL,
-  deadline REAL, late INTEGER, reason TEXT, PRIMARY KEY (job, tick)
+  deadline REAL, late INTEGER, reason TEXT, what TEXT, options TEXT, PRIMARY KEY (job, tick, what)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS unfinished ON runs (state, next) WHERE state IN ('due', 'running');
 CREATE TABLE IF NOT EXISTS jobs (job TEXT PRIMARY KEY, since TEXT, said TEXT, files BLOB) WITHOUT ROWID;
 """
-_COLUMNS = "job, tick, state, next, attempts, tries, exit, begun, ended, deadline, late, reason"
+_OLD = "job, tick, state, next, attempts, tries, exit, begun, ended, deadline, late, reason"
+_COLUMNS = f"{_OLD}, what, options"
+# Format 1 knew only runs, so that a tick had one.
+_FROM_1 = f"""
+BEGIN IMMEDIATE;
+DROP INDEX IF EXISTS unfinished;
+ALTER TABLE runs RENAME TO runs1;
+{_TABLES}
+INSERT INTO runs SELECT {_OLD}, 'run', '' FROM runs1;
+DROP TABLE runs1;
+PRAGMA user_version = {FORMAT};
+COMMIT;
+"""
 
 
 class State:
@@ -43,7 +55,7 @@ class State:
                 raise NewerFormat(
                     f"{self.path}: it has format {found}, and this version knows {FORMAT}: use a later one"
                 )
-            self._held.executescript(_TABLES)
+            self._held.executescript(_FROM_1 if found == 1 else _TABLES)
             if found < FORMAT:
                 self._held.execute(f"PRAGMA user_version = {FORMAT}")
         except (sqlite3.Error, OSError) as e:
@@ -90,7 +102,7 @@ class State:
         with self._change() as held:
             for run in runs:
                 made = held.execute(
-                    f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", _values(run)
+                    f"INSERT OR IGNORE INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?)", _values(run)
                 )
                 new += [run] if made.rowcount else []
             job = runs[0].job
@@ -108,24 +120,45 @@ class State:
 
     def last(self, job: str, most: int = 1) -> list[Run]:
         """The latest runs of a job, the newest first."""
-        return self._read(f"SELECT {_COLUMNS} FROM runs WHERE job = ? ORDER BY tick DESC LIMIT ?", job, most)
+        return self._read(f"SELECT {_COLUMNS} FROM runs WHERE job = ? ORDER BY tick DESC, what LIMIT ?", job, most)
+
+    def failed(self, most: int) -> list[Run]:
+        """The latest runs, of all jobs, that a person has to look at."""
+        return self._read(f"SELECT {_COLUMNS} FROM runs WHERE state = 'failed' ORDER BY tick DESC LIMIT ?", most)
+
+    def of(self, job: str, tick: datetime) -> list[Run]:
+        """What was run for a tick: the run itself, and after it the retry of its dead letters."""
+        return self._read(
+            f"SELECT {_COLUMNS} FROM runs WHERE job = ? AND tick = ? ORDER BY what = '{RUN}' DESC", job, written(tick)
+        )
 
     def done_since(self, job: str, since: datetime) -> dict[str, float]:
         """Ticks of a job whose runs were done after a time, and when."""
-        some = "SELECT tick, ended FROM runs WHERE job = ? AND state = 'done' AND ended >= ?"
+        some = "SELECT tick, ended FROM runs WHERE job = ? AND state = 'done' AND what = 'run' AND ended >= ?"
         return dict(self._held.execute(some, (job, since.timestamp())).fetchall())
 
     def claimed(self, job: str) -> set[str]:
         """All ticks of a job that are claimed."""
-        return {tick for (tick,) in self._held.execute("SELECT tick FROM runs WHERE job = ?", (job,))}
+        return {tick for (tick,) in self._held.execute("SELECT tick FROM runs WHERE job = ? AND what = 'run'", (job,))}
 
     def update(self, run: Run, was: str) -> bool:
         """Store what became of a run whose state was `was`; whether it still was."""
         with self._change() as held:
             made = held.execute(
                 "UPDATE runs SET state=?3, next=?4, attempts=?5, tries=?6, exit=?7, begun=?8, ended=?9, deadline=?10, "
-                "late=?11, reason=?12 WHERE job=?1 AND tick=?2 AND state=?13",
+                "late=?11, reason=?12 WHERE job=?1 AND tick=?2 AND what=?13 AND state=?15",
                 (*_values(run), was),
+            )
+            return bool(made.rowcount)
+
+    def ask(self, run: Run) -> bool:
+        """Put a run into the queue that somebody asks for, unless it is there, or going on; whether it was put."""
+        with self._change() as held:
+            made = held.execute(
+                f"INSERT INTO runs ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?) ON CONFLICT DO UPDATE SET "
+                "state=?3, next=?4, attempts=0, tries=0, exit=NULL, begun=NULL, ended=NULL, reason='', options=?14 "
+                "WHERE state NOT IN ('due', 'running')",
+                _values(run),
             )
             return bool(made.rowcount)
 
@@ -150,8 +183,8 @@ class State:
 
 def _values(run: Run) -> tuple[object, ...]:
     return (
-        *run.key, run.state, run.next, run.attempts, run.tries, run.exit, run.begun, run.ended, run.deadline,
-        int(run.late), run.reason,
+        run.job, written(run.tick), run.state, run.next, run.attempts, run.tries, run.exit, run.begun, run.ended,
+        run.deadline, int(run.late), run.reason, run.what, run.options,
     )  # fmt: skip
 
 

@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import shlex
 import sqlite3
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.schedule import arrivals, calendar, queueing
-from gristmill.schedule.contract import Happening, Run, World
+from gristmill.schedule.contract import RETRY, Happening, Run, World
 from gristmill.schedule.entry import Scheduled
-from gristmill.schedule.jobs import JobFiles, upstream
+from gristmill.schedule.jobs import Folder, JobFiles, upstream
 from gristmill.schedule.state import State
 
 LOOK = timedelta(seconds=30)  # between two looks at the folder, at files that may have arrived, and at the state
 FORGETS = timedelta(days=1)
+STUCK = 120.0  # seconds since the last look, of which there is one every LOOK, after which something is wrong
 
 
 class Up:
@@ -49,8 +51,22 @@ class Up:
         self._forgot: datetime | None = None
         self._ended: list[tuple[Run, int]] = []  # runs that have ended and are not stored yet
         self._state_bad = False
-        self._told: set[tuple[str, str]] = set()  # runs of which something grave was told
+        self._told: set[tuple[str, ...]] = set()  # runs of which something grave was told
         self._codes: list[int] = []
+        self._stepped = time.monotonic()
+
+    @property
+    def folder(self) -> Folder:
+        """The jobs as they were last read; from any thread."""
+        return Folder(self._jobs, self._bad)
+
+    @property
+    def ill(self) -> str:
+        """Why nothing would be started now; "" if all is well. From any thread."""
+        ago = time.monotonic() - self._stepped
+        if ago > STUCK:
+            return f"it has not looked for what there is to do for {ago:.0f} s"
+        return "the state cannot be written, so that nothing is started: is the disk full?" if self._state_bad else ""
 
     # ------------------------------------------------ the loop
 
@@ -93,6 +109,7 @@ class Up:
 
     def step(self, until: datetime | None = None) -> float:
         """Do what there is to do now, with ticks up to `until`; returns in how many seconds there may be more."""
+        self._stepped = time.monotonic()
         try:
             wait = self._step(until)
         except (sqlite3.Error, RunFailed) as e:
@@ -300,7 +317,7 @@ class Up:
             run, more = runs[-1], len(runs) - 1
             what = "it is running" if run.state == "running" else "it is not running"
             end = datetime.fromtimestamp(run.deadline or 0.0, self._zone(run))
-            others = f"; so are {more} earlier runs" if more else ""
+            others = f"; so {'is 1 earlier run' if more == 1 else f'are {more} earlier runs'}" if more else ""
             text = f"{self._named(run)}: late: its deadline ({end:%Y-%m-%d %H:%M %Z}) has passed, and {what}{others}"
             self._happens("late", text, run, deadline=end.isoformat(), earlier=more)
 
@@ -325,10 +342,11 @@ class Up:
 
     def _named(self, run: Run) -> str:
         at = run.tick.astimezone(self._zone(run))
-        return f"{run.job} of {at:%Y-%m-%d %H:%M}"
+        return f"{run.job} of {at:%Y-%m-%d %H:%M}{', its dead letters' if run.what == RETRY else ''}"
 
     def _happens(self, kind: str, text: str, of: Run | str = "", **fields: object) -> None:
         if isinstance(of, Run):
-            self._tell(Happening(kind, text, of.job, of.tick, fields))
+            more = {"what": of.what} if of.what == RETRY else {}
+            self._tell(Happening(kind, text, of.job, of.tick, {**fields, **more}))
         else:
             self._tell(Happening(kind, text, of, None, fields))

@@ -1,0 +1,8 @@
+"""The pages' client is importable from the tests of this folder, and so are those of a browser."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
