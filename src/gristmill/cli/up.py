@@ -155,9 +155,9 @@ def _run(files: Any, where: str, once: bool, given: dict[str, Any], at: tuple[An
             files, state, world, tell, at_once=given["most"], since=given["since"],
             words=lambda run: last_words(world.log_of(run)),
         )  # fmt: skip
-        sys.stderr.write(f"gristmill up: {outlook(files, datetime.now(timezone.utc))}\n")
-        sys.stderr.flush()
         with world.caught(), _pages(at, told, files, where, world, lately, environ):
+            sys.stderr.write(f"gristmill up: {outlook(files, datetime.now(timezone.utc))}\n")
+            sys.stderr.flush()
             if once:
                 codes = told.once()
             else:
