@@ -427,12 +427,16 @@ def read(sink: Any, storage: Mapping[str, Any] | None = None) -> Any:
     `sink` is a folder or URI, the job that writes there (or its file), or a run's Report. `storage` has the options of
     an object store, as for a sink. Rows that were retried or appended come after the others; with partition_by, the
     rows of a partition are together. If a run publishes another result, the Dataset continues to read the one that it
-    was created from, until the run after that. Raises BadSource if nothing is published, or if the sink's format is npy
-    (read its manifest.parquet).
+    was created from, until the run after that. `"scores/@3"` is what generation 3 of a sink had published, and
+    `"scores/@staged"` what a gate holds back, as it would be published. Raises BadSource if nothing is published, or if
+    the sink's format is npy (read its manifest.parquet).
     """
-    from gristmill.result.reading import read as of_root
+    from gristmill.commit.staged import result_named
+    from gristmill.job.uris import generation_named
+    from gristmill.result.reading import rows_of
 
-    return of_root(*_place(sink, storage, BadSource))
+    at, generation = generation_named(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else (sink, None)
+    return rows_of(result_named(*_place(at, storage, BadSource), generation))
 
 
 @named("dead")
@@ -480,7 +484,7 @@ def status(sink: Any, storage: Mapping[str, Any] | None = None) -> dict[str, Any
 
     `sink` is as in `read`. `storage` has the options of an object store, as in `gm.sink(…)`; a job brings its own.
     """
-    from gristmill.driver.views import status as of_root
+    from gristmill.driver.views import stands as of_root
 
     return of_root(*_place(sink, storage))
 
@@ -565,10 +569,11 @@ def compare(
     """Where two results differ: two prompts, models or nights over the same rows.
 
     `a`, `b` and `storage` are as in `read`. `on` are the columns that tell rows apart in both; without it, the `row_id`
-    column or the `key` columns of both jobs, if these are the same and were kept. `columns` are compared: without it,
-    those in which both models answered. Labels (texts, whole numbers, true and false) are counted in pairs; numbers are
-    compared by their absolute difference, the same within `tolerance`; vectors by their cosine; all other values for
-    equality. Of each column up to `examples` rows that differ are kept, those furthest apart first.
+    column, the `key` columns or the key of `update` of both jobs, if these are the same and were kept. `columns` are
+    compared: without it, those in which both models answered. Labels (texts, whole numbers, true and false) are counted
+    in pairs; numbers are compared by their absolute difference, the same within `tolerance`; vectors by their cosine;
+    all other values for equality. Of each column up to `examples` rows that differ are kept, those furthest apart
+    first.
 
     Memory is bounded: keys and row numbers are joined by DuckDB, and rows that are in another order in `b` are put in
     that of `a` on disk, in the temporary folder (TMPDIR).
@@ -603,8 +608,9 @@ def diff(
     otherwise, and what differs of columns, model, code and input.
 
     `a`, `b` and `storage` are as in `read`; `"scores/@3"` is what generation 3 of a sink had published, as long as its
-    files are kept, until the next but one is published. `on` and `columns` are as in `compare`. Numbers, also in
-    vectors, are the same answer within `tolerance`. Memory is bounded as that of `compare` is.
+    files are kept, until the next but one is published, and `"scores/@staged"` what a gate holds back. `on` and
+    `columns` are as in `compare`. Numbers, also in vectors, are the same answer within `tolerance`. Memory is bounded
+    as that of `compare` is.
 
     The diff has .new, .gone, .changed, .same, .columns, .about, up to `examples` rows of each sort, and .as_dict().
     Raises BadJob for columns that cannot be compared and for keys that repeat, BadSource if nothing is published, or
@@ -636,14 +642,14 @@ def prove(
     The proof has .ok, .row, .inputs, .model, .code, .run, .checks and .as_dict(). Raises BadKey if there is no such
     row, BadSource if nothing is published, and PlanChanged if a file that is needed cannot be read.
     """
-    from gristmill.commit.publication import of_generation, published
+    from gristmill.commit.staged import result_named
     from gristmill.job.uris import generation_named
     from gristmill.proof.prove import Asked
     from gristmill.proof.prove import prove as proved
 
     at, generation = generation_named(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else (sink, None)
     place = _place(at, storage, BadSource)
-    result = published(*place) if generation is None else of_generation(place[0], generation, place[1])
+    result = result_named(*place, generation)
     columns = (key,) if isinstance(key, str) else tuple(key or ())
     job = _job(sink)
     of_job = job.spec.source if job and source else source

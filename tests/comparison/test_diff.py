@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,11 @@ from gristmill.errors import BadJob, BadSource
 def passed(table):
     """A model that answers with what it is given."""
     return table
+
+
+def scored(batch):
+    """A model that answers with a number that it is given."""
+    return {"score": batch["x"]}
 
 
 def other(table):
@@ -163,3 +169,54 @@ def test_neither_result_is_held_in_memory(tmp_path):
     tracemalloc.stop()
     assert (found.same, found.changed, found.new, found.gone) == (rows, 0, 0, 0)
     assert peak + pa.total_allocated_bytes() - held < 60 << 20
+
+
+def test_what_a_gate_holds_back(tmp_path: Path) -> None:
+    """It is read and held against what is published by its name, until it is; nothing else is staged."""
+    source, sink = tmp_path / "in.parquet", tmp_path / "out"
+
+    def night(scores: list[float], **verbs: Any) -> gm.Report:
+        pq.write_table(pa.table({"id": range(len(scores)), "x": scores}), source)
+        job = gm.Job(str(source), scored, gm.sink(str(sink), keep=["id"]), update={"key": ["id"]}, workers=0,
+                     audit=[lambda staged: len(scores) < 4 or "accept" in verbs])  # fmt: skip
+        return job.run(**verbs)
+
+    night([1.0, 2.0, 3.0])
+    with pytest.raises(gm.BadSource, match="nothing is staged there"):
+        gm.read(f"{sink}@staged")
+    with pytest.raises(gm.GateFailed):
+        night([1.0, 5.0, 3.0, 4.0])
+    assert gm.read(f"{sink}/@staged").to_table().column("score").to_pylist() == [1.0, 5.0, 3.0, 4.0]
+    assert gm.read(str(sink)).count_rows() == 3
+    found = gm.diff(str(sink), f"{sink}@staged")  # by the key of update
+    assert (found.on, found.new, found.gone, found.changed, found.same) == (("id",), 1, 0, 1, 2)
+    assert found.changed_rows[0].before["score"] == 2.0 and found.changed_rows[0].after["score"] == 5.0
+    assert any(line.startswith("input") for line in found.about)
+    with pytest.raises(gm.BadSource, match="once it is published"):
+        gm.prove(f"{sink}@staged", 1)
+    night([1.0, 5.0, 3.0, 4.0], accept=True)
+    assert gm.read(str(sink)).to_table().column("score").to_pylist() == [1.0, 5.0, 3.0, 4.0]
+    assert gm.diff(f"{sink}@1", str(sink)).changed == 1 and gm.prove(str(sink), 1).ok
+    with pytest.raises(gm.BadSource, match="nothing is staged there"):
+        gm.read(f"{sink}@staged")
+
+
+@pytest.mark.parametrize("sink", [{"partition_by": ["half"]}, {"merge": True}, {"format": "jsonl"}])
+def test_what_is_staged_in_other_forms(tmp_path: Path, sink: dict[str, Any]) -> None:
+    """Parts that are joined when they are published, folders and lines of JSON are read as well; and an append's rows
+    beside those that are there.
+    """
+    (tmp_path / "in").mkdir()
+
+    def night(ids: range, **gates: Any) -> gm.Report:
+        rows = {"id": ids, "half": [i % 2 for i in ids], "x": [float(i) for i in ids]}
+        pq.write_table(pa.table(rows), tmp_path / "in" / f"{ids.start}.parquet")
+        out = gm.sink(str(tmp_path / "out"), keep=["id", "half"], **sink)
+        return gm.Job(str(tmp_path / "in"), scored, out, workers=0, shard_rows=5, on_new_files="append", **gates).run()
+
+    night(range(20))
+    with pytest.raises(gm.GateFailed):
+        night(range(20, 30), audit=[lambda staged: False])
+    told = gm.read(f"{tmp_path / 'out'}@staged").to_table().to_pydict()
+    assert sorted(told["id"]) == list(range(30)) and told["score"] == [float(i) for i in told["id"]]
+    assert gm.diff(str(tmp_path / "out"), f"{tmp_path / 'out'}@staged", on="id").new == 10

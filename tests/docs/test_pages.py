@@ -19,7 +19,7 @@ from snippets import DOCS, PAGES, ROOT, Reader, blocks
 
 # How many blocks of a page are only read here. One more has to be counted; its reason stands above it.
 NOT_RUN = {
-    "README.md": 2,
+    "README.md": 3,
     "docs/clusters.md": 2,
     "docs/databases.md": 1,
     "docs/install.md": 1,

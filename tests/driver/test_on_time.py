@@ -99,7 +99,7 @@ def test_a_plan_tells_how_long_and_what_it_costs(tmp_path: Path) -> None:
     report = job(tmp_path / "b").run()
     assert report.details["on_time"]["foreseen"] > 0
     kept = json.loads((tmp_path / "b/out/_gristmill/paces.json").read_text())["runs"]
-    assert [one["rows"] for one in kept] == [300, 300] and kept[1]["foreseen"] > 0
+    assert [one["rows"] for one in kept] == [300] and kept[0]["foreseen"] > 0  # those of another sink are not its own
 
 
 def test_functions_of_one_name_are_not_one_job(tmp_path: Path) -> None:
@@ -138,11 +138,12 @@ def test_updates_have_a_pace_of_their_own(tmp_path: Path) -> None:
     made = job(tmp_path, update={"key": ["x"]})
     made.run()
     pq.write_table(pa.table({"x": list(range(310))}), tmp_path / "in.parquet")
-    assert made.plan().forecast is None
+    found = made.plan().forecast
+    assert found is not None and found.bound and found.said().startswith("at most about") and found.by == "the last run"
     made.run()
     pq.write_table(pa.table({"x": list(range(320))}), tmp_path / "in.parquet")
     found = made.plan().forecast
-    assert found is not None and found.by == "the last run"
+    assert found is not None and not found.bound and found.by == "the last update"
     kept = json.loads((tmp_path / "out/_gristmill/paces.json").read_text())["runs"]
     assert [one["update"] for one in kept] == [False, True]
 
@@ -187,6 +188,16 @@ def test_a_forecast_that_passes_the_deadline_is_warned_of_before_it(tmp_path: Pa
     assert seen.alerts() == ["foresees late"]
     text = next(note.text for note in seen.notes if "foresees" in note.fields)
     assert "will be late: by the last run it ends about" in text and "1 h after its deadline" in text
+
+
+def test_late_by_less_than_a_minute(tmp_path: Path, monkeypatch: Any) -> None:
+    """Is not said to be a minute after a deadline that is in the same minute."""
+    made = job(tmp_path, deadline="100s")
+    monkeypatch.setattr("gristmill.driver.paces.foreseen", lambda rows, runs: foreseen(rows, [Pace(300, 130.0, 0.0)]))
+    seen = Notes()
+    run(made.spec, observer=seen)
+    text = next(note.text for note in seen.notes if "foresees" in note.fields)
+    assert "less than a minute after its deadline" in text
 
 
 def test_the_rate_so_far_warns_once_it_tells_enough() -> None:

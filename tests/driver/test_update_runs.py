@@ -533,16 +533,82 @@ def test_what_plan_says_of_it(tmp_path: Path) -> None:
         )
 
     job(2.0).run()
-    assert "nothing to do" in gm.plan(job(2.0)).sink
+    assert "nothing to do" in gm.plan(job(2.0)).sink and gm.plan(job(2.0)).idle
     pq.write_table(pa.table({"id": [1, 2, 3], "x": [1.0, 2.5, 3.0]}), tmp_path / "in.parquet")
     found = gm.plan(job(2.0))
     assert "which a run updates" in found.sink
-    assert found.problems == []
+    assert found.problems == [] and "no file is as it was" in found.sink
     assert "which a run makes anew: no answer is kept" in gm.plan(job(3.0)).sink
+
+
+def test_what_plan_says_of_files_that_are_as_they_were(tmp_path: Path, asked: Asked) -> None:
+    """How many rows are scored at most; and the columns that are written, the model's version among them."""
+    for n in range(3):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+    made = job(tmp_path, BY_ID, sink={"model_version": "by", "row_id": "row", "key": ["id"]})
+    made.run()
+    put(tmp_path / "in", "1", range(50, 90), lambda i: f"new {i}")
+    view = made.plan()
+    assert "2 of 3 files are as they were, so that at most 40 of 140 rows are scored" in view.sink
+    assert [name for name, _ in view.output] == ["row", "id", "extra", "by"]  # and what the function returns
 
 
 def _times(batch: dict[str, Any], by: float) -> dict[str, Any]:
     return {"y": batch["x"] * by}
+
+
+@pytest.mark.parametrize("update", [BY_ID, True])
+def test_rows_of_a_file_that_cannot_be_read_are_not_gone(tmp_path: Path, asked: Asked, update: Any) -> None:
+    """A truncated upload of a file that the result has rows of holds the night back; a person may let them leave."""
+    for n in range(3):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+
+    def night(**verbs: Any) -> gm.Report:
+        source = gm.source(str(tmp_path / "in"), on_bad_file="skip")
+        how: dict[str, Any] = {"workers": 0, "shard_rows": 50, "update": update}
+        return gm.Job(source, MODEL, gm.sink(str(tmp_path / "out"), keep=["id"]), **how).run(**verbs)
+
+    night()
+    whole = (tmp_path / "in" / "1.parquet").read_bytes()
+    (tmp_path / "in" / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    put(tmp_path / "in", "2", range(100, 150), lambda i: f"new {i}")
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=r"1\.parquet cannot be read, .* not gone"):
+        night()
+    assert len(rows(tmp_path)) == 150
+    (tmp_path / "in" / "1.parquet").write_bytes(whole)
+    assert night().updated == {"kept": 100, "scored": 50, "gone": 0} and len(rows(tmp_path)) == 150
+
+    (tmp_path / "in" / "1.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed):
+        night()
+    asked.rows()
+    with pytest.warns(gm.GristmillWarning, match="which was accepted"):
+        assert night(accept=True).updated == {"kept": 100, "scored": 0, "gone": 50}
+    assert asked.rows() == []
+    put(tmp_path / "in", "3", [500])
+    with pytest.warns(gm.GristmillWarning, match="skipped a bad file"):  # of which the result has no rows any more
+        assert night().updated == {"kept": 100, "scored": 1, "gone": 0}
+
+
+def test_what_retry_dead_says_of_an_update(tmp_path: Path, asked: Asked) -> None:
+    """Of one that a gate holds back, or that has not begun, it names the run that goes on with it."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID, gates={"min_ok": 1.0}).run()
+    put(tmp_path / "in", "b", range(100, 105), lambda i: "bad" if i < 103 else str(i))
+    held = job(tmp_path, BY_ID, gates={"min_ok": 1.0})
+    with pytest.raises(GateFailed):
+        held.run()
+    with pytest.raises(BadJob, match=r"3 dead rows are those of an update .* gristmill run JOB .* or --accept") as told:
+        gm.retry_dead(held)
+    assert "--append" not in str(told.value) and "put it back" not in str(told.value)
+    with pytest.warns(gm.GristmillWarning):
+        held.run(accept=True)
+    put(tmp_path / "in", "a", range(50))
+    with pytest.raises(PlanChanged, match="use gristmill run JOB") as changed:
+        gm.retry_dead(held)
+    assert "put it back" not in str(changed.value)
+    Path(str(asked.path) + ".mended").touch()
+    assert held.run().rows_dead == 0
 
 
 def test_verify_looks_at_what_updates_need(tmp_path: Path, asked: Asked) -> None:

@@ -195,6 +195,11 @@ MISTAKES = [
         {},
         "job.yaml:2: model does not say what it is: give one of embed, classify, onnx,",
     ),
+    (
+        SMALL + "running: {workers: 0}",
+        {},
+        "running has no key 'workers': it is a key of engine: write engine: {workers: …}",
+    ),
     (SMALL.replace("call:", "cal:"), {}, "did you mean 'call' by 'cal'?"),
     (SMALL.replace("call:", "embed: m, call:"), {}, "job.yaml:2: model has both embed and call: keep one of them"),
     ("source: x\nsink: y\n", {}, "job.yaml: model is missing: What scores the rows"),

@@ -397,3 +397,26 @@ lineage: ["{lineage.url}/{SECRET}"]
     assert held == []
     (record,) = (tmp_path / "out" / "_gristmill" / "runs").iterdir()
     assert f"--alert {heard.url}" in " ".join(json.loads(record.read_text())["command"])
+
+
+def test_a_file_that_cannot_be_read_is_told(source: str, tmp_path: Path) -> None:
+    """A run that leaves out a bad file publishes the others, and tells so, once, until the file can be read."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    shutil.copy(source, folder / "a.parquet")
+    (folder / "b.parquet").write_bytes(b"PAR1 cut off")
+    with listening() as heard:
+
+        def night() -> gm.Report:
+            return run(
+                gm.source(str(folder), on_bad_file="skip"), tmp_path / "out", well, alerts=heard.url, append=True
+            )
+
+        with pytest.warns(gm.GristmillWarning, match="skipped a bad file"):
+            assert night().rows_ok == ROWS
+        with pytest.warns(gm.GristmillWarning):
+            assert night().state == "nothing to do"
+        assert heard.kinds() == ["skipped"] and "b.parquet" in heard.bodies[0]["text"]
+        shutil.copy(source, folder / "b.parquet")
+        assert night().rows_ok == 2 * ROWS
+        assert heard.kinds() == ["skipped", "recovered"]

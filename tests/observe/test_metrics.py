@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import time
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gristmill as gm
-from gristmill.errors import GateFailed
+from gristmill.errors import GateFailed, RunFailed
 from gristmill.job.recipients import Metrics
 from gristmill.observe.events import Progress
 from gristmill.observe.figures import Figures
@@ -49,6 +52,26 @@ def test_a_file_for_the_collector_of_text_files(source: str, tmp_path: Path) -> 
     assert abs(bad["gristmill_published_timestamp_seconds"] - good["gristmill_published_timestamp_seconds"]) < 5
     assert [p.name for p in path.parent.iterdir()] == ["gristmill.prom"]
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_when_the_result_was_published(source: str, tmp_path: Path) -> None:
+    """It is told of a run whose delivery fails, too, and is not when the run ended."""
+    store, path = tmp_path / "a.db", tmp_path / "x.prom"
+
+    def harm(staged: Any) -> None:
+        store.write_bytes(b"no database " * 1000)
+
+    with pytest.raises(RunFailed, match="not a database"):
+        run(source, tmp_path / "out", well, metrics=str(path), audit=[harm], deliver=[gm.to(f"sqlite://{store}#t")])
+    bad = read(path.read_text())
+    published = json.loads((tmp_path / "out" / "_SUCCESS").read_text())["published"]
+    at = datetime.strptime(published, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    assert bad["gristmill_run_exit_code"] == 1 and bad["gristmill_published_timestamp_seconds"] == at
+    store.unlink()
+    time.sleep(1.1)
+    report = run(source, tmp_path / "out", well, metrics=str(path), deliver=[gm.to(f"sqlite://{store}#t")])
+    good = read(path.read_text())
+    assert report.state == "nothing to do" and good["gristmill_published_timestamp_seconds"] == at
 
 
 def test_a_push_gateway(source: str, tmp_path: Path) -> None:

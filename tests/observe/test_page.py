@@ -20,7 +20,7 @@ import pytest
 from gristmill.commit.documents import Drifted
 from gristmill.observe import charts
 from gristmill.observe.factlines import lines
-from gristmill.observe.facts import Drift, Example, Incident, Kind, Night, Pace, Run, SinkFacts, Slow
+from gristmill.observe.facts import Drift, Example, Incident, Kind, Night, Pace, Run, SinkFacts, Slow, Standing, Way
 from gristmill.observe.page import page
 from gristmill.observe.report import WorkerPace
 
@@ -42,8 +42,10 @@ def facts(text: str = "plain") -> SinkFacts:
     past = ((1, 0.1, "held"), (2, 0.31, "failed"))
     drifted = Drifted(f"score {text}", "psi", 0.31, 0.1, 0.25, 0.01, "failed", f"the result of {text}", text)
     example = Example(f"/data/{text}:3", "model", text, f'{{"t": "{text}"}}')
+    way = Way(f"accept {text}", f"gristmill run 'job {text}.yaml' --accept")
     return SinkFacts(
         sink=f"/srv/{text}", state="unfinished", at=1_795_000_100.0, version="0.1.0",
+        standing=Standing("not published: a gate did not hold", f"min_ok {text}", way),
         now={"gate": f"min_ok {text}", "shards_done": 3, "shards_total": 9, "rows_done": 500, "rows_ok": 480},
         rows=(("rows in", "1,300", text),), nights=(night, dataclasses.replace(night, generation=2, rows_ok=1100)),
         runs=(run,), kinds=(Kind(f"Error {text}", 60, (example,)),),
@@ -107,7 +109,7 @@ def test_the_page_and_the_terminal_tell_the_same() -> None:
 
 def test_a_sink_without_anything() -> None:
     """A page of what is not known yet has no empty charts or tables."""
-    text = page(SinkFacts(sink="/out", state="empty", at=1.0, version="0"))
+    text = page(SinkFacts(sink="/out", state="empty", at=1.0, version="0", standing=Standing("nothing was run here")))
     assert "nothing was run here" in text and "<svg" not in text and "Drift" not in text and "Errors" not in text
 
 

@@ -294,7 +294,7 @@ def test_what_is_no_request(place: Path) -> None:
                 while one.recv(65536):
                     pass
         assert "All is well" in served.page().words
-    assert Path("up.log").read_text().count("\n") == 3, Path("up.log").read_text()
+    assert Path("up.log").read_text().count("\n") == 4, Path("up.log").read_text()
 
 
 def test_a_sink_that_cannot_be_read_holds_up_only_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import itertools
 import shutil
 import subprocess
 import sys
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from cronsim import CronSim
 from gristmill.errors import BadJob
 from gristmill.job.schedule import Schedule
 from gristmill.schedule.entry import Scheduled
-from gristmill.schedule.exports import TARGETS, Exported, exported, on_calendar
+from gristmill.schedule.exports import TARGETS, Exported, exported, in_crontab, on_calendar
 
 ODD = "jobs/100%'s $HOME.yaml"
 
@@ -30,11 +30,34 @@ def made(cron: str = "30 2 * * 1-5", job: str = "jobs/nightly.yaml", **options: 
 
 def test_cron() -> None:
     """Its fields are those of a parser of cron; percent signs, which end a command there, are escaped."""
-    line = exported("cron", made(job=ODD)).splitlines()[-1]
+    line = next(one for one in exported("cron", made(job=ODD)).splitlines() if one.startswith("30 2"))
     fields, command = line.split(" cd ", 1)
     assert next(CronSim(fields, datetime(2026, 1, 1))) == datetime(2026, 1, 1, 2, 30)
     assert command.count("%") == command.count("\\%") == 6
     assert '--scheduled "$(TZ=Europe/Berlin date +' in command
+
+
+def test_a_crontab_keeps_its_other_lines(tmp_path: Path) -> None:
+    """An export replaces what an earlier one wrote, and neither takes a line of others, nor changes their time zone."""
+    own = "MAILTO=me\nCRON_TZ=Asia/Tokyo\n0 1 * * * backup\n"
+    once = in_crontab(own, made())
+    assert once.startswith(own) and once.count("gristmill run") == once.count("CRON_TZ=Europe/Berlin") == 1
+    assert "DB_PASSWORD" in once
+    two = in_crontab(once, made(job="jobs/other.yaml")) + "5 5 * * * mine\n"
+    again = in_crontab(two, made("0 4 * * *"))
+    assert "30 2 * * 1-5" in again and "\n0 4 * * *" in again  # the other job's, and the new time
+    assert [line for line in again.splitlines() if line in two.splitlines()][-1] == "5 5 * * * mine"
+    assert in_crontab(again, made("0 4 * * *")) == again
+    zone, of = "", {}
+    for line in again.splitlines():
+        if line.startswith("CRON_TZ="):
+            zone = line.partition("=")[2]
+        elif line[:1].isdigit():
+            of[" ".join(line.split()[:6])] = zone
+    assert of["0 1 * * * backup"] == of["5 5 * * * mine"] == "Asia/Tokyo" and of["0 4 * * * cd"] == "Europe/Berlin"
+    assert in_crontab("", made()).splitlines()[-2] == 'CRON_TZ=""'
+    with pytest.raises(BadJob, match="take these lines out by hand"):
+        in_crontab(once.rsplit("# end", 1)[0], made())
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
@@ -102,12 +125,18 @@ def test_kubernetes() -> None:
     assert pod["restartPolicy"] == "Never" and inside["backoffLimit"] == 3
     (container,) = pod["containers"]
     assert {one["name"] for one in container["env"]} == {"JOB_NAME", "DB_PASSWORD"}
-    minutes = datetime(2026, 1, 1, 22, tzinfo=timezone.utc).timestamp() // 60
+    meant = datetime.now(timezone.utc).replace(minute=30, second=0, microsecond=0) - timedelta(days=40)
     shell = [*container["command"], "echo", *container["args"]]
-    told = subprocess.run(
-        shell, env={"JOB_NAME": f"nightly-{minutes:.0f}", "PATH": "/usr/bin:/bin"}, capture_output=True
-    )
-    assert told.stdout.decode().split()[-2:] == ["--scheduled", "2026-01-01T22:00:00+00:00"]
+
+    def scheduled(name: str) -> datetime:
+        told = subprocess.run(shell, env={"JOB_NAME": name, "PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+        *_, flag, tick = told.stdout.split()
+        assert flag == "--scheduled"
+        return datetime.fromisoformat(tick)
+
+    assert scheduled(f"nightly-{meant.timestamp() // 60:.0f}") == meant
+    for by_hand in ("nightly-by-hand", "again-1", "nightly-20260101", "007", "nightly-99999999999999999999", "x-", "x"):
+        assert abs(scheduled(by_hand) - datetime.now(timezone.utc)) < timedelta(minutes=2), by_hand
 
 
 @pytest.mark.parametrize("target", ["airflow", "dagster"])

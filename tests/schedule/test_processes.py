@@ -79,9 +79,40 @@ def test_nights_that_were_missed_are_run_by_the_command(place: Path) -> None:
     assert [line["event"] for line in lines] == ["started", "done"] * 2
     assert lines[0]["tick"] == "2026-01-01T23:00:00+00:00"
     again = subprocess.run(command("--once"), capture_output=True, text=True, timeout=60)
-    assert (again.returncode, again.stderr) == (0, "")
+    assert again.returncode == 0 and again.stderr.startswith(
+        "gristmill up: jobs: 1 job with a schedule; next n.yaml at "
+    )
+    assert again.stderr.count("\n") == 1
     shown = subprocess.run(command("--list"), capture_output=True, text=True, timeout=60).stdout
     assert "n.yaml" in shown and "2026-01-02 23:00 UTC done" in shown
+
+
+def test_a_run_that_waits_for_its_next_try(place: Path) -> None:
+    """`--once` tells of it and exits with 1; `--again` says what it does, and with `--once` does it at once."""
+    (place / "m.py").write_text("import os\n" + MODEL.replace("SECONDS", "0 if os.path.exists('well') else None"))
+    (place / "jobs" / "n.yaml").write_text(JOB.replace("0 23 * * *", "0 23 1 1 *").replace("1s", "1h"))
+
+    def up(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=120)
+
+    first = up("--once", "--since", "2026-01-01T22:00")
+    assert first.returncode == 1 and "tried again in" in first.stderr
+    (place / "well").touch()
+    second = up("--once")
+    assert second.returncode == 1 and "n.yaml of 2026-01-01 23:00: failed, and waits until" in second.stderr
+    assert "2026-01-01 23:00 UTC due to be tried again at" in up("--list").stdout
+    told = up("--again", "n.yaml")
+    assert told.returncode == 0
+    assert (
+        told.stdout
+        == "n.yaml: 1 run to be tried again: no gristmill up runs here now: gristmill up jobs --once does it\n"
+    )
+    assert up("--again", "n.yaml", "--once").returncode == 0
+    whole(place, 1)
+    assert "no run of it was given up" in up("--again", "n.yaml").stdout
+    (place / "empty").mkdir()
+    alone = subprocess.run([*command()[:-1], "empty", "--once"], capture_output=True, text=True, timeout=60)
+    assert alone.returncode == 0 and "empty: no job file with a schedule" in alone.stderr
 
 
 def test_a_stop_leaves_the_run_resumable(place: Path) -> None:

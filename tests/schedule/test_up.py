@@ -6,7 +6,7 @@ import contextlib
 import random
 import sqlite3
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from simulated import Simulated, run, runs, utc, write
 
 from gristmill.errors import BadJob, RunFailed, SinkBusy
-from gristmill.schedule.contract import RETRY, Run
+from gristmill.schedule.contract import RETRY, Happening, Run
 from gristmill.schedule.held import held
 from gristmill.schedule.jobs import JobFiles
 from gristmill.schedule.state import State
@@ -228,6 +228,38 @@ def test_once_runs_what_is_due_and_ends(tmp_path: Path) -> None:
         (job, f"2026-01-0{d}T23:00:00+00:00") for job in ("a.yaml", "b.yaml") for d in (1, 2)
     )
     state.close()
+
+
+def test_once_tells_what_waits_for_its_next_try(tmp_path: Path) -> None:
+    """It has failed, so that the exit code is not 0, and a line says until when; `again` lets it start at once."""
+    write(tmp_path, more="schedule: {cron: '0 23 1 1 *', backoff: 10m}")
+    world, told = Simulated(utc("2026-01-02T12:00"), code=lambda run: 1, takes=60), list[Happening]()
+    state = State(str(tmp_path / ".gristmill"))
+
+    def once() -> list[int]:
+        told.clear()
+        up: Any = Up(JobFiles(str(tmp_path), {}), state, world, told.append, since=datetime(2026, 1, 1, 12))  # type: ignore[arg-type]
+        return up.once()  # type: ignore[no-any-return]
+
+    assert once() == [1] and [one.kind for one in told] == ["started", "retry"]
+    assert once() == [1]
+    assert [(one.kind, one.grave) for one in told] == [("waiting", True)]
+    assert "n.yaml of 2026-01-01 23:00: failed, and waits until 2026-01-02 12:11 UTC" in told[0].text
+    assert "--once --again n.yaml" in told[0].text
+    assert state.again("n.yaml", world.at.timestamp()) == 1
+    world.code = lambda run: 0
+    assert once() == [0] and once() == [] and state.again("n.yaml", world.at.timestamp()) == 0
+    state.close()
+
+
+def test_since_is_in_the_time_zone_of_the_schedule(tmp_path: Path) -> None:
+    """Unless it says another one."""
+    write(tmp_path, more="schedule: {cron: '0 0 * * *', timezone: Asia/Tokyo}")
+    for since, runs_ in ((datetime(2026, 1, 2, 0, 30), 1), (utc("2026-01-01T12:00"), 2)):
+        state = State(str(tmp_path / str(runs_)))
+        world: Any = Simulated(utc("2026-01-02T16:00"), takes=60)
+        assert len(Up(JobFiles(str(tmp_path), {}), state, world, lambda _: None, since=since).once()) == runs_
+        state.close()
 
 
 def test_a_tick_is_claimed_once(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def two_results(command: Any) -> Any:
         words.option("--columns", multiple=True, metavar="A,B",
                      help="The columns to compare (default: those in which both models answered)"),
         words.option("--on", multiple=True, metavar="A,B",
-                     help="What tells rows apart in both (default: the row_id or key columns of both jobs)"),
+                     help="What tells rows apart in both (default: row_id, key, or the key of update of both jobs)"),
         click.argument("b", metavar="SINK_B"),
         click.argument("a", metavar="SINK_A"),
     ):  # fmt: skip
@@ -55,7 +55,8 @@ def compare(a: str, b: str, **given: Any) -> int:
 
     Rows are joined by the columns of --on. Labels (texts, whole numbers, true and false) are counted in pairs; numbers
     are compared by their difference, vectors by their cosine, everything else for equality. SINK@3 is what generation
-    3 of a sink had published, as long as its files are kept: until the next but one is published.
+    3 of a sink had published, as long as its files are kept: until the next but one is published. SINK@staged is what a
+    gate holds back, as it would be published.
     """
     from gristmill.comparison.compare import check
     from gristmill.comparison.compare import compare as compared
@@ -87,6 +88,7 @@ def side(sink: str) -> Side:
 DIFF = """
 gristmill diff days/dt=2026-01-01/ days/dt=2026-01-02/ --on user_id
 gristmill diff out/@3 out/
+gristmill diff out/ out/@staged
 gristmill diff old/ new/ --on id --tolerance 0 --examples 20
 gristmill diff old/ new/ --on id --json > changes.json
 """
@@ -105,7 +107,7 @@ def diff(a: str, b: str, **given: Any) -> int:
     and what differs of columns, model, code and input.
 
     Rows are joined by the columns of --on. SINK@3 is what generation 3 of a sink had published, as long as its files
-    are kept: until the next but one is published.
+    are kept: until the next but one is published. SINK@staged is what a gate holds back, as it would be published.
     """
     from gristmill.comparison.diff import diff as changes
     from gristmill.comparison.diff import show

@@ -212,11 +212,17 @@ def _on_time(view: Any) -> list[str]:
     found, end, lines = view.forecast, view.deadline, []
     if found is not None:
         lines.append(f"takes    {found.said()}")
+    elif view.idle:
+        lines.append("takes    nothing: all is done")
     elif view.rows:
         lines.append("takes    not known before a first run: --probe scores some rows to tell")
     if end is not None:
-        ends = "" if found is None else f"; begun now, it ends about {clock(found.ends(now()), end.at.tzinfo)}"
-        late = ": too late" if found is not None and found.ends(now()) > end.at else ""
+        ends = (
+            ""
+            if found is None
+            else f"; begun now, it ends {'by' if found.bound else 'about'} {clock(found.ends(now()), end.at.tzinfo)}"
+        )
+        late = ": too late" if found is not None and not found.bound and found.ends(now()) > end.at else ""
         lines.append(f"deadline {end}{ends}{late}")
     return lines
 

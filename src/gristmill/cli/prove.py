@@ -44,14 +44,14 @@ def prove(target: str, row: str, columns: tuple[str, ...], root: str | None, sou
     anything is not as it was published.
     """
     from gristmill.cli.deliver import key_of
-    from gristmill.commit.publication import of_generation, published
+    from gristmill.commit.staged import result_named
     from gristmill.proof.prove import Asked
     from gristmill.proof.prove import prove as proved
 
     job = named(target, given)
     sink, generation = (target, None) if job is not None else generation_named(target)
     at, files = place(sink, given)
-    result = published(at, files) if generation is None else of_generation(at, generation, files)
+    result = result_named(at, files, generation)
     of_job: Any = source if job is None or not source else job.source
     found = proved(result, redact(target), Asked(key_of(row), listed(columns), root, of_job))
     if given["as_json"]:

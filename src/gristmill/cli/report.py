@@ -52,7 +52,7 @@ def report(target: str, output: str | None, form: str | None, **given: Any) -> i
         from gristmill.observe.factlines import lines
         from gristmill.observe.tables import clean
 
-        text = "".join(f"{name:<14}{clean(line)}\n" for name, line in lines(found))
+        text = "".join(f"{name:<13} {clean(line)}\n" for name, line in lines(found))
     if output in (None, "-"):
         sys.stdout.write(text)
     else:

@@ -24,7 +24,9 @@ from gristmill.job.job import JobSpec
 from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
+from gristmill.observe.facts import Standing, Way
 from gristmill.observe.report import Report, asked, store_line
+from gristmill.observe.standing import staged_lines, standing_lines
 from gristmill.shards.counts import Counts
 
 # ---------------------------------------------------------------- status
@@ -45,9 +47,9 @@ watch gristmill status emb/
 @words.debug
 def status(target: str, **given: Any) -> int:
     """Say how far a run is, or what is published, from the sink's files alone, while it runs or after."""
-    from gristmill.driver.views import status as state_of
+    from gristmill.driver.views import stands
 
-    now = state_of(*place(target, given))
+    now = stands(*place(target, given))
     if given["as_json"]:
         sys.stdout.write(json.dumps(now, default=str, ensure_ascii=False) + "\n")
     else:
@@ -81,22 +83,12 @@ def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
     return load(target, variables=variables(given), profile=given["profile"], sets=given["sets"], environ=os.environ)
 
 
-_STATES = {
-    "running": "running",
-    "unfinished": "not finished, and not running: run the job again to resume",
-    "done": "done and published",
-    "empty": "nothing was run here",
-}
-
-
 def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A state for a person, as labels and texts."""
     state = str(now.get("state"))
-    gate = state == "unfinished" and now.get("gate")
-    said = "not published: a gate did not hold" if gate else _STATES.get(state, state)
-    lines = [("sink", str(now.get("sink"))), ("state", said)]
-    if gate:
-        lines.append(("gate", str(gate)))
+    told = now["standing"]
+    stands = Standing(told["words"], told["why"], Way(**told["way"]) if told["way"] else None)
+    lines = [("sink", str(now.get("sink"))), *standing_lines(stands)]
     if state == "running" and now.get("phase") not in (None, "running"):
         lines.append(("phase", str(now["phase"])))
     if now.get("waiting"):
@@ -118,6 +110,7 @@ def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     if state != "done" and (published := now.get("published")):
         lines.append(("published", f"{published['rows_ok']:,} rows ok, {published['rows_dead']:,} dead, from before"))
     lines += [("store", store_line(one)) for one in now.get("deliveries", ())]
+    lines += staged_lines(str(now.get("sink")), now)
     if now.get("seconds_ago") is not None:
         lines.append(("as of", f"{units.seconds(now['seconds_ago'])} ago"))
     return lines

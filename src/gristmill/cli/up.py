@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import click
 from gristmill.cli import common as words
 from gristmill.cli.helptext import Command
 from gristmill.cli.job import instant
-from gristmill.errors import BadJob, Interrupted
+from gristmill.errors import BadJob, Interrupted, SinkBusy
 
 TOKEN = "GRISTMILL_TOKEN"
 UP = """
@@ -24,6 +25,7 @@ gristmill up jobs/ --list
 gristmill up jobs/ --at-once 2 --events up.jsonl
 gristmill up jobs/ --once --since 2026-01-01
 gristmill up jobs/ --again nightly.yaml
+gristmill up jobs/ --again nightly.yaml --once
 gristmill up jobs/ --listen 8080
 GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
 
@@ -51,7 +53,8 @@ GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
     metavar="TIME",
     callback=instant,
     group="How it runs",
-    help="For jobs that are new here, also make up for the times since then (default: from now on)",
+    help="For jobs that are new here, also make up for the times since then, in the time zone of their schedule unless "
+    "one is given (default: from now on)",
 )
 @words.option(
     "--state",
@@ -71,7 +74,8 @@ GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
     metavar="JOB",
     multiple=True,
     group="How it runs",
-    help="Instead, let the runs of a job be tried again that were given up, here or by the one that is up",
+    help="Instead, let the runs of a job be tried again at once that were given up or wait for their next try: by the "
+    "one that is up, or with --once here",
 )
 @words.option(
     "--events", metavar="FILE", group="What it shows", help="Also write what happens to this file, as JSON lines"
@@ -110,7 +114,9 @@ def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: st
         listed(files, where, datetime.now(timezone.utc)).show(sys.stdout)
         return 0
     if again:
-        return _again(files, where, again)
+        _again(files, where, again, once)
+        if not once:
+            return 0
     return _run(files, where, once, given, at)
 
 
@@ -136,22 +142,23 @@ def _listening(listen: str | None, file: str | None) -> tuple[Any, str] | None:
 
 def _run(files: Any, where: str, once: bool, given: dict[str, Any], at: tuple[Any, str] | None) -> int:
     from gristmill.schedule.held import held
+    from gristmill.schedule.listing import outlook
     from gristmill.schedule.processes import Processes, last_words
     from gristmill.schedule.state import State
     from gristmill.schedule.up import Up
 
     environ = {name: value for name, value in os.environ.items() if name != TOKEN}  # it is not for the code of jobs
     world = Processes(os.path.join(where, "logs"), environ)
-    since = given["since"]
-    since = since.replace(tzinfo=timezone.utc) if since is not None and since.tzinfo is None else since
     lately: deque[tuple[datetime, Any]] = deque(maxlen=50)
     with held(files.folder, where), contextlib.closing(State(where)) as state, _told(given["events"], lately) as tell:
         state.belong(files.folder)
         told = Up(
-            files, state, world, tell, at_once=given["most"], since=since,
+            files, state, world, tell, at_once=given["most"], since=given["since"],
             words=lambda run: last_words(world.log_of(run)),
         )  # fmt: skip
         with world.caught(), _pages(at, told, files, where, world, lately, environ):
+            sys.stderr.write(f"gristmill up: {outlook(files, datetime.now(timezone.utc))}\n")
+            sys.stderr.flush()
             if once:
                 codes = told.once()
             else:
@@ -218,10 +225,11 @@ def _told(log: str | None, lately: deque[tuple[datetime, Any]]) -> Iterator[Call
                 file.close()
 
 
-def _again(files: Any, where: str, names: tuple[str, ...]) -> int:
+def _again(files: Any, where: str, names: tuple[str, ...], once: bool) -> None:
     from gristmill.schedule.state import State
 
-    found = files.read(datetime.now(timezone.utc))
+    now = datetime.now(timezone.utc)
+    found = files.read(now)
     with contextlib.closing(State(where)) as state:
         state.belong(files.folder)
         for name in names:
@@ -230,6 +238,20 @@ def _again(files: Any, where: str, names: tuple[str, ...]) -> int:
                 raise BadJob(
                     f"--again {name}: {found.bad.get(job) or f'no job with a schedule in {files.folder} is called so'}"
                 )
-            count = state.again(job, datetime.now(timezone.utc).timestamp())
-            sys.stdout.write(f"{job}: {count} run{'' if count == 1 else 's'} to be tried again\n")
-    return 0
+            count = state.again(job, now.timestamp())
+            which = f"{count} run{'' if count == 1 else 's'}"
+            what = f"{which} to be tried again: {_by_whom(files.folder, where, once)}"
+            sys.stdout.write(f"{job}: {what if count else 'no run of it was given up, or waits to be tried again'}\n")
+            sys.stdout.flush()
+
+
+def _by_whom(folder: str, where: str, once: bool) -> str:
+    from gristmill.schedule.held import held
+
+    if once:
+        return "now"
+    try:
+        with held(folder, where):
+            return f"no gristmill up runs here now: gristmill up {shlex.quote(folder)} --once does it"
+    except SinkBusy:
+        return "the gristmill up that runs here begins within half a minute"

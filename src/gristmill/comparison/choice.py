@@ -46,6 +46,8 @@ def _identifying(a: Side, b: Side) -> tuple[str, ...]:
         return (row_id,)
     if key and _both_have(a, b, key):
         return tuple(key)
+    if a.updated_by and a.updated_by == b.updated_by:
+        return a.updated_by
     answers = {*a.answers, *b.answers}
     both = [name for name in a.schema.names if name in b.schema.names and name not in answers]
     has = f"both have {', '.join(both)}" if both else "they have no column in common that could (keep one: --keep)"

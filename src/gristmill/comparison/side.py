@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.commit.publication import Publication, of_generation, published
+from gristmill.commit.publication import Publication
+from gristmill.commit.staged import result_named, updated_by
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.result.reading import rows_of
@@ -27,11 +28,11 @@ class Side:
     result: Publication
 
     @staticmethod
-    def at(name: str, root: str, files: Files, generation: int | None = None) -> Side:
-        """What is published in a sink, or what was with a generation. Raises BadSource if nothing is, or not as tables,
-        or if the files of that generation are gone.
+    def at(name: str, root: str, files: Files, generation: int | str | None = None) -> Side:
+        """What is published in a sink, or what was with a generation, or is "staged". Raises BadSource if nothing is,
+        or not as tables, or if the files of that generation are gone.
         """
-        side = Side(name, published(root, files) if generation is None else of_generation(root, generation, files))
+        side = Side(name, result_named(root, files, generation))
         side.schema  # noqa: B018  # opens it
         return side
 
@@ -55,6 +56,11 @@ class Side:
         """The columns that the model answered in; of a result without rows, where that is unknown, all columns."""
         answered = self.result.body.answers
         return tuple(name for name in self.schema.names if name in answered or not (answered or self.count))
+
+    @functools.cached_property
+    def updated_by(self) -> tuple[str, ...]:
+        """The key columns by which an update of it tells rows."""
+        return updated_by(self.result)
 
     def option(self, name: str) -> Any:
         """An option of the job that wrote it (`sink.key`), as JSON has it; None if it was left at its default."""

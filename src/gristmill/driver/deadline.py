@@ -84,7 +84,8 @@ class OnTime:
         if end is None or self._warned or self._late or ends <= end.at + MARGIN * max(timedelta(0), end.at - now()):
             return
         self._warned = True
-        over = units.seconds(round((ends - end.at).total_seconds() / 60) * 60 or 60)
+        late = (ends - end.at).total_seconds()
+        over = units.seconds(round(late / 60) * 60) if late >= 60 else "less than a minute"
         self._log.note(
             "warning",
             f"will be late: by {by} it ends about {clock(ends, end.at.tzinfo)}, {over} after its deadline ({end})",

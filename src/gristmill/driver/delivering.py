@@ -27,6 +27,7 @@ from gristmill.job.delivery import Delivery
 from gristmill.observe import units
 from gristmill.observe.events import Loaded, Observer, Progress, Silent
 from gristmill.observe.report import Report
+from gristmill.observe.standing import NOT_DELIVERED
 from gristmill.process import lasting
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
@@ -152,7 +153,7 @@ def delivered(at: Opened, report: Report) -> Report:
         found = _made(result, at.spec.deliver, warn, at.log.say)
     except (GristmillError, Interrupted) as e:
         at.log.say(phase="failed")
-        e.report = timed(replace(report, state="published, but not delivered"))
+        e.report = timed(replace(report, state=NOT_DELIVERED))
         raise
     at.log.say(phase="done", delivery=None)
     return timed(replace(report, deliveries=tuple(found)))
@@ -192,12 +193,12 @@ def _made(
         return done
     if len(failed) == 1 and isinstance(failed[0], SinkBusy):
         raise failed[0]
-    told = "\n".join(map(str, failed))
+    told = ";\n".join(map(str, failed))
     if all(isinstance(e, BadJob) and not isinstance(e, BadSource) for e in failed):
         useless = "the result is published; to run again delivers nothing until that is mended"
-        raise BadJob(f"{told}\n{useless}") from failed[0]
+        raise BadJob(f"{told};\n{useless}") from failed[0]
     again = "the result is published, nothing is scored again: the same command, or gristmill deliver, delivers it"
-    raise RunFailed(f"{told}\n{again}") from failed[0]
+    raise RunFailed(f"{told};\n{again}") from failed[0]
 
 
 def deliver(

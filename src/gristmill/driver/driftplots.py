@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from gristmill.commit import publication
 from gristmill.commit.documents import Drifted
 from gristmill.commit.publication import Publication
+from gristmill.commit.receipt import standing
 from gristmill.driver import drifting
 from gristmill.observe.facts import MOST_NIGHTS, Drift, Run
 from gristmill.process.extras import installed
 from gristmill.profiles.measures import bins
-from gristmill.profiles.profile import ColumnProfile, Profile
+from gristmill.profiles.profile import ColumnProfile, Profile, summed
+from gristmill.result.reading import unfinished
 
 MOST_BINS = 24  # of a category: the most frequent ones
 
@@ -32,9 +34,11 @@ def plots(latest: Publication | None, runs: Sequence[Run]) -> tuple[Drift, ...]:
 
 
 def _sides(latest: Publication | None, run: Run) -> tuple[Mapping[str, ColumnProfile], Mapping[str, ColumnProfile]]:
-    """The profiles of the columns of the result that this run published, and of the one before, if it was held against
-    that and both are kept.
+    """The profiles of the columns of the result that this run published, or has staged, and of the one before, if it
+    was held against that and both are kept.
     """
+    if latest is not None and (staged := _staged(latest, run)) is not None:
+        return (drifting.profile_of(latest, ()) or Profile()).columns, staged.columns
     if latest is None or latest.generation != run.generation or run.state != "done" or not installed("datasketches"):
         return {}, {}
     before = publication.load(latest.root, latest.before, latest.files)
@@ -42,6 +46,16 @@ def _sides(latest: Publication | None, run: Run) -> tuple[Mapping[str, ColumnPro
         return {}, {}
     then, now = (drifting.profile_of(one, ()) or Profile() for one in (before, latest))
     return then.columns, now.columns
+
+
+def _staged(latest: Publication, run: Run) -> Profile | None:
+    """The profile of the rows that a gate holds back."""
+    begun = unfinished(latest.root, latest.files)
+    if begun is None or begun.number != run.generation or run.state == "done" or not installed("datasketches"):
+        return None
+    if f"(generation {latest.generation})" not in run.drift[0].against:
+        return None
+    return summed(one.profile for one in standing(begun.receipts, latest.files).values())
 
 
 def _plot(

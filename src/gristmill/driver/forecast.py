@@ -36,7 +36,8 @@ class Pace:
 @dataclass(frozen=True)
 class Forecast:
     """How long a run over `rows` takes, in seconds, and what that rests on, in words. `error` is by how much estimates
-    were off in the past (the median, and the most), `cost` is in dollars.
+    were off in the past (the median, and the most), `cost` is in dollars. A `bound` is what a run takes at most, which
+    scores all rows.
     """
 
     rows: float
@@ -45,6 +46,7 @@ class Forecast:
     error: float | None = None
     most: float | None = None
     cost: float | None = None
+    bound: bool = False
 
     def priced(self, an_hour: float | None) -> Forecast:
         """With its cost, by the price of an hour."""
@@ -56,7 +58,8 @@ class Forecast:
         off = f" (estimates were {units.percent(self.error)} off{most})" if self.error is not None else ""
         cost = "" if self.cost is None else f"; {dollars(self.cost)}"
         rows = units.plural(round(self.rows), "row")
-        return f"about {units.seconds(rounded(self.seconds))} for {rows}, by {self.by}{off}{cost}"
+        about = "at most about" if self.bound else "about"
+        return f"{about} {units.seconds(rounded(self.seconds))} for {rows}, by {self.by}{off}{cost}"
 
     def ends(self, begins: datetime) -> datetime:
         """When a run ends that begins then."""

@@ -29,9 +29,10 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
-from gristmill.observe.facts import MOST_NIGHTS, Example, Incident, Kind, Night, Run, SinkFacts
+from gristmill.observe.facts import MOST_NIGHTS, Example, Incident, Kind, Night, SinkFacts
 from gristmill.observe.incidents import Incidents
 from gristmill.observe.report import count_rows, store_line
+from gristmill.observe.standing import standing
 from gristmill.result.reading import letters_of, unfinished
 from gristmill.shards.counts import Counts
 from gristmill.sources.formats import by_bytes
@@ -50,7 +51,7 @@ def facts(root: str, files: Files, *, job: str = "", folder: str = "") -> SinkFa
     latest = publication.latest(root, files)
     body = None if latest is None else latest.body
     begun = unfinished(root, files)
-    runs = tuple(_settled(run, now["state"]) for run in runrecord.listed(root, files, MOST_RUNS))
+    runs = tuple(runrecord.settled(run, now["state"]) for run in runrecord.listed(root, files, MOST_RUNS))
     kinds, letters = _kinds(root, files, latest, begun)
     shown = None if body is None else body
     return SinkFacts(
@@ -59,6 +60,7 @@ def facts(root: str, files: Files, *, job: str = "", folder: str = "") -> SinkFa
         at=time.time(),
         version=__version__,
         now=now,
+        standing=standing(now, runrecord.last(root, files, str(now["state"]))),
         rows=() if shown is None else tuple(count_rows(Counts(*shown.counts_list), shown.errors)),
         nights=tuple(_nights(root, files, latest)),
         runs=runs,
@@ -73,13 +75,6 @@ def facts(root: str, files: Files, *, job: str = "", folder: str = "") -> SinkFa
         job=job,
         folder=folder,
     )
-
-
-def _settled(run: Run, state: str) -> Run:
-    """A run as it ended: one that says that it is running, where nobody is, was killed."""
-    if run.state != runrecord.RUNNING or state == "running":
-        return run
-    return Run(**{**vars(run), "state": runrecord.KILLED, "error": runrecord.died_how(run)})
 
 
 def _nights(root: str, files: Files, latest: Publication | None) -> list[Night]:

@@ -25,7 +25,7 @@ from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Command, Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scoring
-from gristmill.errors import GateFailed, GristmillError, Interrupted, SinkBusy
+from gristmill.errors import DeadlineMissed, GateFailed, GristmillError, Interrupted, SinkBusy
 from gristmill.files.disk import LOCAL, join
 from gristmill.fingerprint.diskcache import cache_folder
 from gristmill.job.job import JobSpec
@@ -36,6 +36,8 @@ from gristmill.observe.facts import Pace, Run, Slow
 from gristmill.observe.incidents import Book
 from gristmill.observe.progress import Several
 from gristmill.observe.report import Report
+from gristmill.observe.standing import LATE, NOT_DELIVERED, failed
+from gristmill.observe.standing import way as way_on
 from gristmill.observe.teller import Begun, Column, Data, Ended, Teller, Told
 from gristmill.shards.shard import ShardTable
 
@@ -69,7 +71,7 @@ class Telling:
         self._started = time.time()
         self._record: Run | None = None
         self._pace = Pace()
-        self._begun = False
+        self._begun = self._idle = False
         self._output: Data | None = None
         self._report: Report | None = None
         self._scoring: Scoring | None = None
@@ -97,17 +99,15 @@ class Telling:
 
     def idle(self, at: Opened) -> None:
         """There is nothing to do."""
+        self._idle = True
         if not self._silent:
             self._begin(self._of(at))
+            self._left_out(at)
 
     def began(self, at: Chosen) -> None:
         """There is something to do: write a record, and tell that it begins."""
         died, g = list[Run](), at.generation
-        self._record = Run(
-            run=self._run, generation=g.number, kind=g.kind, state=runrecord.RUNNING, started=self._started,
-            host=socket.gethostname(), pid=os.getpid(), version=__version__, command=self._c.typed, folder=os.getcwd(),
-            engine=at.spec.engine.name, model=at.spec.model.name,
-        )  # fmt: skip
+        self._record = replace(self._new(), generation=g.number, kind=g.kind)
         if not self._c.stream:
             with contextlib.suppress(OSError):
                 died = runrecord.begun(at.root, at.files, self._record)
@@ -115,6 +115,15 @@ class Telling:
             return
         gone = tuple((one.run, runrecord.died_how(one)) for one in died)
         self._begin(replace(self._of(at), generation=g.number, kind=g.kind, died=gone))
+        self._left_out(at)
+
+    def _new(self) -> Run:
+        spec = self._c.spec
+        return Run(
+            run=self._run, generation=0, kind="", state=runrecord.RUNNING, started=self._started,
+            host=socket.gethostname(), pid=os.getpid(), version=__version__, command=self._c.typed, folder=os.getcwd(),
+            engine=spec.engine.name, model=spec.model.name,
+        )  # fmt: skip
 
     def scoring(self, scoring: Scoring) -> None:
         """What is being scored, of which the record has the figures at the end."""
@@ -143,32 +152,34 @@ class Telling:
         self._end(state or "failed", report if isinstance(report, Report) else None, error)
 
     def _end(self, state: str, report: Report | None, error: BaseException | None) -> None:
-        c = self._c
+        c, way = self._c, ""
         text, code = "", 0
         if error is not None:
             text = c.log.scrubbed(" ".join(str(error).split()))
             text = text if isinstance(error, (GristmillError, Interrupted)) else f"{type(error).__name__}: {text}"
             code = int(getattr(error, "exit_code", 1))
-        with contextlib.suppress(OSError):
-            self._write(state, report, text, code)
+        now = self._ended(_kept_as(state, report, error), report, text, code)
+        if failed(now):
+            way = str(way_on(now))
+        if not c.stream:
+            with contextlib.suppress(OSError, GristmillError, RuntimeError):  # no home, for one
+                self._keep(now)
         if self._silent:
             return
         if not self._begun:
             self._begin(self._named())
         end = Ended(
-            state, time.time(), round(c.log.seconds, 3), _incident(error), text, code,
+            state, time.time(), round(c.log.seconds, 3), _incident(error), text, code, way=way,
             **({} if report is None else _counts(report)), output=self._output,
-            assertions=_gates(c.spec, state, report),
+            assertions=_gates(c.spec, state, report), published=self._published_at(),
         )  # fmt: skip
         for line in self._told.ended(end):
             c.log.note("warning", f"not told: {line}")
 
-    def _write(self, state: str, report: Report | None, text: str, code: int) -> None:
-        if self._record is None or self._c.stream:
-            return
+    def _ended(self, state: str, report: Report | None, text: str, code: int) -> Run:
         scoring = self._scoring
         now = replace(
-            self._record, state=state, seconds=round(self._c.log.seconds, 3), error=text, exit_code=code,
+            self._record or self._new(), state=state, seconds=round(self._c.log.seconds, 3), error=text, exit_code=code,
             notes=tuple(self._c.log.notes[-20:]),
         )  # fmt: skip
         if scoring is not None and isinstance(scoring.at, Planned):
@@ -181,13 +192,31 @@ class Telling:
             )  # fmt: skip
         if report is not None:
             now = replace(now, busy=report.busy, padding=report.padding, drift=report.drift)
-        runrecord.write(self._c.root, self._c.files, now)
+        return now
+
+    def _keep(self, now: Run) -> None:
+        """Keep the record of a run that began something; of others only of one that failed, or that shows that what
+        failed before is well again.
+        """
+        root, files = self._c.root, self._c.files
+        if self._record is not None:
+            runrecord.write(root, files, now)
+        elif self._idle and now.exit_code == 0:
+            before = runrecord.last(root, files, "")
+            if before is not None and failed(before):
+                runrecord.note(root, files, now)
+        elif now.exit_code != Interrupted.exit_code:
+            runrecord.note(root, files, now)
 
     # ------------------------------------------------ as values
 
     def _begin(self, run: Begun) -> None:
         self._begun = True
         self._told.began(run)
+
+    def _left_out(self, at: Opened) -> None:
+        if bad := at.resolved.skipped:
+            self._told.raised("skipped", self._c.log.scrubbed("; ".join(bad)))
 
     def _named(self) -> Begun:
         root = self._c.root
@@ -204,6 +233,13 @@ class Telling:
         published = None if latest is None else _seconds(latest.body.published)
         return replace(self._named(), digest=r.info.digest, inputs=inputs, output=output, published=published)
 
+    def _published_at(self) -> float | None:
+        """When what the sink holds was published."""
+        with contextlib.suppress(OSError, GristmillError):
+            found = publication.latest(self._c.root, self._c.files)
+            return None if found is None else _seconds(found.body.published)
+        return None
+
     def _published(self) -> Data | None:
         """What the sink holds now."""
         c, scoring = self._c, self._scoring
@@ -215,6 +251,13 @@ class Telling:
             size = (None, None) if report is None else (report.bytes_out, report.files)
             return Data(self._named().sink, columns, body.rows_ok, *size)
         return None
+
+
+def _kept_as(state: str, report: Report | None, error: BaseException | None) -> str:
+    """The state of a run in its record."""
+    if isinstance(error, DeadlineMissed):
+        return LATE
+    return report.state if report is not None and report.state == NOT_DELIVERED else state
 
 
 def _tellers(c: Command, spec: JobSpec) -> list[Teller]:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +40,33 @@ class Paces(Document, what="note of how long runs took", sealed=False):
 
 def known(r: Resolved, root: str, files: Files) -> Paces:
     """What is known of the job's runs: by its sink, or else by this machine."""
-    try:
-        found = Paces.load_from(_in_sink(root), files)
-    except (OSError, CorruptStore, NewerFormat):
-        found = Paces()
+    found = _of_sink(root, files)
     return found if found.runs else _of_machine(r)
 
 
 def forecast(r: Resolved, rows: float, root: str, files: Files, update: bool = False) -> Forecast | None:
     """How long a run of the job takes over so many rows, or an update, as far as those before it tell."""
     found = foreseen(rows, [run for run in known(r, root, files).runs if run.update == update])
+    if found is not None and update:
+        found = replace(found, by=found.by.replace("run", "update"))
     return None if found is None else found.priced(r.job.running.hour_price)
 
 
 def remember(r: Resolved, root: str, files: Files, run: Pace) -> None:
-    """Keep how long a run took. Failing to write is no error: the next estimate rests on fewer runs."""
+    """Keep how long a run took, in its sink beside those of this sink alone. Failing to write is no error: the next
+    estimate rests on fewer runs.
+    """
     with contextlib.suppress(OSError):
-        files.note(_in_sink(root), known(r, root, files).and_of(run).dump())
+        files.note(_in_sink(root), _of_sink(root, files).and_of(run).dump())
     with contextlib.suppress(OSError):
         diskcache.write_whole(_note(r), _of_machine(r).and_of(run).dump().decode())
+
+
+def _of_sink(root: str, files: Files) -> Paces:
+    try:
+        return Paces.load_from(_in_sink(root), files)
+    except (OSError, CorruptStore, NewerFormat):
+        return Paces()
 
 
 def _in_sink(root: str) -> str:

@@ -99,6 +99,7 @@ class Resolved:
     pins: tuple[Pin, ...] = ()  # where a source that is a store is read, and what of it was copied
     more: int = 0  # rows of a store that were counted, and not copied: planned alone
     skipped: tuple[str, ...] = ()  # files left out because they cannot be read, with the reason
+    unread: tuple[str, ...] = ()  # their paths
     registered: tuple[Registered, ...] = ()  # the models that a registry names
     approved: tuple[Approved, ...] = ()  # the files of those that arguments are
 
@@ -111,7 +112,12 @@ class Resolved:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the job before it runs."""
-        return (*self.notes, *(f"skipped a bad file: {file}" for file in self.skipped))
+        return (*self.notes, *self.left_out)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is told of files that cannot be read."""
+        return tuple(f"skipped a bad file: {file}" for file in self.skipped)
 
     def of_folders(self, schema: pa.Schema) -> Resolved:
         """The job with this schema; types of columns from folder names are recorded in the fingerprint's options."""
@@ -199,7 +205,7 @@ def resolve(
         fs, listed, stored, doubled = _listed(source, known.paths if known else frozenset(), apart)
     source_format = formats.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
-    files, skipped = _inspected(source, source_format, fs, listed, how, known or Inspections())
+    files, bad = _inspected(source, source_format, fs, listed, how, known or Inspections())
     files = as_text(files, texts)
     folders = any(f.folders for f in listed)
     if folders:
@@ -215,7 +221,7 @@ def resolve(
         sink_format,
         how,
         doubled,
-        skipped,
+        bad,
         folders,
         written,
         0 if pinned is None else pinned.more,
@@ -240,7 +246,7 @@ def _described(
     sink_format: SinkFormat,
     how: str,
     notes: Sequence[str],
-    skipped: Sequence[str],
+    bad: Mapping[str, str],
     folders: bool,
     written: Collection[str],
     more: int,
@@ -300,8 +306,8 @@ def _described(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
         0, at.gpus, identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen, at.note])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
-        more=more, skipped=tuple(skipped), registered=named.registered,
-        approved=named.approved,
+        more=more, skipped=tuple(bad.values()), registered=named.registered, approved=named.approved,
+        unread=tuple(bad),
     )  # fmt: skip
     resolved = resolved.of_folders(schema)
     workers, threads = _workers(resolved, room, at.workers)
@@ -406,11 +412,12 @@ def _held(job: JobSpec, folder: str | None) -> Source:
 
 def _inspected(
     source: Source, form: SourceFormat, fs: Any, listed: Sequence[SourceFile], how: str, known: Inspections
-) -> tuple[list[FileInfo], list[str]]:
+) -> tuple[list[FileInfo], dict[str, str]]:
+    """What planning must know of each file, and by path why others cannot be read, which a job may leave out."""
     from gristmill.sources.formats import format_options
 
     options = format_options(source)
-    files, skipped = [], []
+    files, bad = list[FileInfo](), dict[str, str]()
     for file in listed:
         try:
             if (name := storable(file.path)) != file.path:
@@ -419,12 +426,12 @@ def _inspected(
         except BadSource as e:
             if source.on_bad_file == "fail":
                 raise
-            skipped.append(str(e))
+            bad[file.path] = str(e)
     if not files:
         raise BadSource(
-            f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {skipped[0] if skipped else ''}"
+            f"{', '.join(source.uri)}: none of {len(listed)} files can be read: {next(iter(bad.values()), '')}"
         )
-    return files, skipped
+    return files, bad
 
 
 def _looked_at(form: SourceFormat, file: SourceFile, fs: Any, options: Mapping[str, Any]) -> FileInfo:

@@ -13,12 +13,13 @@ from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import live_of
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import budgets, delivering, drifting, indexing, planning, summary, updatecounts
+from gristmill.driver import budgets, delivering, drifting, indexing, planning, summary, updatecounts, updating
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.drifting import Compared, Staged
 from gristmill.driver.opening import Opened
 from gristmill.driver.scoring import Scored
+from gristmill.driver.selection import Held
 from gristmill.driver.summary import Whole
 from gristmill.driver.tally import all_committed
 from gristmill.errors import BadJob, BadSource, CorruptStore, GateFailed
@@ -153,6 +154,10 @@ def _gates(s: Scored, counts: Counts) -> None:
     errors = s.receipts.sums.errors
     if warning := gates.warning(s.spec.gates, counts, errors):
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
+    if s.generation.kind == "update" and (why := updating.missed(Held.by(s.root, s.files), s.resolved)):
+        if not s.verbs.accept:
+            raise GateFailed(why)
+        s.log.note("warning", f"without the rows of {', '.join(s.resolved.unread[:3])}, which was accepted")
     if not s.verbs.accept and not s.retries:
         gates.final(s.spec.gates, counts, errors, s.look, s.generation.kind == "append")
 

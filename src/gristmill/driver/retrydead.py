@@ -25,6 +25,7 @@ from gristmill.worker.bisection import Stage
 from gristmill.worker.identity import Copy
 from gristmill.worker.retried import Sought
 
+RUN = "use gristmill run JOB (job.run())"
 DEAD_FILE = "retried.arrow"
 
 
@@ -81,11 +82,11 @@ def choose(
     if letters.num_rows == 0 and len(code) + len(others) == len(lines):
         return Choice(None, True, r, base)
     if len(code) != len(lines) or (code and not accept_code_change):
-        way = (
-            "use retry-dead --accept-code-change (accept_code_change=True) to score the dead letters with the new code"
-            if len(code) == len(lines)
-            else f"put it back, then retry-dead to score the dead letters again, or use {RESTART}"
-        )
+        way = f"put it back, then retry-dead to score the dead letters again, or use {RESTART}"
+        if len(code) == len(lines):
+            way = f"use {RETRY} the dead letters with the new code"
+        elif r.job.update is not None:
+            way = f"{RUN}: an update scores what has changed, and dead rows again"
         raise PlanChanged(f"{uri}: this is not the job that wrote these dead letters:\n{digests.listed(lines)}\n{way}")
     if aside is not None and aside.kind == "append":
         tell("the unfinished append is put aside: the next run with --append (append=True) starts it over")
@@ -100,7 +101,7 @@ def choose(
 
 def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) -> None:
     """Raises BadJob if there is an unfinished restart of this same job, which will replace the letters, or an
-    unfinished append that alone has dead rows, which are not dead letters until it is published.
+    unfinished append or update that alone has dead rows, which are not dead letters until it is published.
     """
     inputs = held.inputs([begun] if begun.base is None else [*held.members(), begun], r)
     lines = compared(begun, before_others(r, list(inputs)).fingerprint, inputs)  # new files do not count
@@ -112,6 +113,12 @@ def _refuse(held: Held, begun: Generation, uri: str, r: Resolved, letters: int) 
                 "to go on with it, or --restart (restart=True) to begin it anew"
             )
     elif not letters and (dead := committed_letters(begun).num_rows):
+        if begun.kind == "update":
+            raise BadJob(
+                f"{uri}: no row of the published result is dead; the {dead:,} dead rows are those of an update that "
+                f"has not finished, and is not published: {RUN} to go on with it, or {ACCEPT}, then retry-dead to "
+                "score its dead rows again"
+            )
         ways = f"{ACCEPT}, then {RETRY} its dead rows with the new code, or {RESTART}"
         ways = f"use {ways}" if as_it_is(begun, lines) else f"put it back, then {ways}"
         if same:

@@ -169,7 +169,8 @@ def _told_phases(command: Command, stops: Stops, telling: Telling) -> Generator[
 
 def _timed(at: Opened, scoring: Scoring, report: Report) -> Report:
     """The report with what is known of the run's time, which is remembered."""
-    on_time, updates = scoring.on_time, scoring.at.generation.kind == "update"
+    plan = scoring.at.plan
+    on_time, updates = scoring.on_time, plan is not None and plan.about.updates is not None
     if at.verbs.timed and (pace := on_time.pace(report.shards_resumed, updates)) is not None:
         paces.remember(scoring.at.resolved, at.root, at.files, pace)
     told = on_time.told(at.log.seconds, at.spec.running.hour_price)

@@ -250,7 +250,7 @@ class Scoring:
         rows = shards.rows()
         share = shards.weight_of(missing) / (shards.total_weight() or 1)
         left = share * (r.estimated_rows if rows is None else rows)
-        updates = at.generation.kind == "update"  # of which the first rows tell nothing: most are kept
+        updates = at.plan.about.updates is not None  # of which the first rows tell nothing: most are kept
         found = paces.forecast(r, left, at.root, at.files, updates)
         if found is None and rate and not updates:
             per_second = rate * max(1, r.workers)

@@ -12,6 +12,7 @@ from gristmill.driver.selection import Choice, Held, chosen, compared
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.observe import units
+from gristmill.shards import shard
 
 ROWS = (
     "options: source.where ",
@@ -89,6 +90,43 @@ def differing(member: Generation, r: Resolved, held: Held) -> list[str]:
     """
     lines = compared(member, r.fingerprint, r.fingerprint.inputs)
     return [line for line in lines if not line.startswith(("input:", *ROWS))]
+
+
+def at_most(held: Held, r: Resolved) -> str:
+    """How many rows an update scores at most, by what files alone tell, as a clause."""
+    if r.more:
+        return "how many that are is known once a run has read them"
+    before = held.inputs(held.members(), r)
+    same = {path for path, digest in r.fingerprint.inputs.items() if before.get(path) == digest}
+    spans = [(r.files[f], a, b) for f, a, b in r.selection.ranges.tolist()]
+    if not same or not spans:
+        return "no file is as it was, so that how many rows that are is known once they are read: estimates are of all"
+    rows = sum(shard.estimated_rows(f, a, b) for f, a, b in spans if f.file.path not in same)
+    dead = ", and the dead ones" if held.latest is not None and held.latest.body.rows_dead else ""
+    of = units.count(round(r.estimated_rows))
+    return (
+        f"{units.count(len(same))} of {units.plural(len(r.files), 'file is as it was', 'files are as they were')}, so "
+        f"that at most {units.count(round(rows))} of {of} rows{dead} are scored"
+    )
+
+
+def missed(held: Held, r: Resolved) -> str:
+    """Why an update must not be published whose source has files that cannot be read: the result has rows of them,
+    which are not gone. "" if it has none.
+    """
+    if not r.unread or held.latest is None:
+        return ""
+    before = {path for member in held.members() for path in generations.stored_inputs(member)}
+    lost = [path for path in r.unread if path in before]
+    if not lost:
+        return ""
+    which = f"{', '.join(lost[:3])}{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}"
+    they, them, one = ("it is", "it", "the file") if len(lost) == 1 else ("they are", "them", "the files")
+    return (
+        f"{which} cannot be read, and the result has rows of {them}, which are not gone: nothing new was published, "
+        f"and the result before stands. Put {one} right and run again; if {they} to leave, --accept (accept=True) "
+        f"publishes the others without {them}"
+    )
 
 
 def told(lines: Sequence[str], generation: int | None = None) -> str:

@@ -29,6 +29,7 @@ from gristmill.driver import (
     paces,
     pinning,
     planning,
+    runrecord,
     selection,
     shipping,
     sourcecheck,
@@ -53,6 +54,7 @@ from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
+from gristmill.observe.standing import standing
 from gristmill.process import lasting
 from gristmill.process.scratch import Folder, passing
 from gristmill.process.startup import starting
@@ -95,6 +97,7 @@ class PlanView:
     exit_code: int = 0
     forecast: Forecast | None = None  # how long a run takes that begins now, as far as earlier ones tell
     deadline: Deadline | None = None  # of a run that begins now
+    idle: bool = False  # whether there is nothing to do
 
 
 def plan(spec: JobSpec) -> PlanView:
@@ -126,6 +129,9 @@ def plan(spec: JobSpec) -> PlanView:
             gates += _held_back(spec, held)
         stores = _stores(spec, held, r, refused)
         takes = estimate(r)
+        if held is not None and spec.update is not None:
+            gates += filter(None, [updating.missed(held, r)])
+            sink = "; ".join(filter(None, [sink, updating.at_most(held, r) if "which a run updates" in sink else ""]))
     before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]
     after = [(store.problem, BadJob.exit_code) for store in stores if store.problem and not store.before]
     stopped = [(refused, PlanChanged.exit_code)] if refused else []
@@ -142,6 +148,9 @@ def plan(spec: JobSpec) -> PlanView:
     known = r.info.schema
     output += [(n, str(known.field(n).type) if known is not None else None) for n in r.info.outputs or ()]
     output = [(n, kind) for n, kind in output if spec.sink is None or n not in spec.sink.drop]
+    if spec.sink is not None:
+        output = [(n, "string") for n in [spec.sink.row_id] if n] + output
+        output += [(n, "string") for n in [spec.sink.model_version] if n]
     timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
     notes += [f"{one.asked} is {one}" for one in r.registered]
@@ -156,6 +165,7 @@ def plan(spec: JobSpec) -> PlanView:
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
         problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None),
+        held is not None and not stopped and not selection.left(held, r, append) and "nothing to do" in sink,
     )  # fmt: skip
 
 
@@ -169,7 +179,12 @@ def _forecast(spec: JobSpec, held: Held | None, r: planning.Resolved, append: bo
         left = r.estimated_rows if updating.foreseen(held, r) else left  # what differs is what an update is for
     if not left:
         return None
-    found = paces.forecast(r, left, *opening.sink_place(spec.sink), updates)
+    place = opening.sink_place(spec.sink)
+    if updates and held is not None and updating.differing(held.members()[-1], held.known(r), held):
+        updates = False  # no answer is kept
+    found = paces.forecast(r, left, *place, updates)
+    if found is None and updates and (whole := paces.forecast(r, left, *place)) is not None:
+        found = replace(whole, bound=True)
     if found is None and not updates and (measured := budgets.rate(r)) is not None:
         found = by_rate(left, measured, "the rates that tune found").priced(spec.running.hour_price)
     return found
@@ -177,13 +192,15 @@ def _forecast(spec: JobSpec, held: Held | None, r: planning.Resolved, append: bo
 
 def probed(spec: JobSpec, view: PlanView, rows: int = 256) -> PlanView:
     """The plan with a forecast from some rows that are scored now, where earlier runs tell nothing."""
-    if view.forecast is not None or not view.rows:
+    if view.forecast is not None or not view.rows or view.idle:
         return view
+    begun = time.monotonic()
     found = preview(replace(spec, running=replace(spec.running, log=None)), rows)
     if not found.rate:
         return view
+    start = max(0.0, time.monotonic() - begun - min(rows, view.rows) / found.rate)  # planning, workers, the model
     per_second = found.rate * max(1, view.workers)
-    forecast = by_rate(view.rows, per_second, units.plural(rows, "row") + " of a probe")
+    forecast = by_rate(view.rows, per_second, units.plural(rows, "row") + " of a probe", start)
     return replace(view, forecast=forecast.priced(spec.running.hour_price))
 
 
@@ -396,6 +413,12 @@ def _stream(spec: JobSpec, observer: Observer | None) -> Generator[pa.Table, Non
             for part in done.parts:
                 if part.role == "rows":
                     yield pq.read_table(os.path.join(root, part.work), partitioning=None)
+
+
+def stands(root: str, files: Files = LOCAL) -> dict[str, Any]:
+    """The state of a sink, as `status` has it, with how things stand, why, and what to do."""
+    now = status(root, files)
+    return {**now, "standing": asdict(standing(now, runrecord.last(root, files, str(now["state"]))))}
 
 
 def status(root: str, files: Files = LOCAL) -> dict[str, Any]:

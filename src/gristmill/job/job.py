@@ -382,7 +382,7 @@ class JobSpec:
         Literal["publish", "stop"],
         Help(
             "What to do once the deadline has passed: go on and publish late, or stop without publishing (exit 3; "
-            "the next run goes on)",
+            "the same with --accept goes on and publishes late)",
             group="How it runs",
         ),
     ] = "publish"

@@ -14,7 +14,7 @@ from gristmill.job.keywords import check_names, option_fields
 from gristmill.job.secret import Secret, reveal, secrets_in
 from gristmill.job.uris import is_local, local_path, redact
 
-Incident = Literal["failed", "late", "gate", "drift", "dead", "recovered"]
+Incident = Literal["failed", "late", "gate", "drift", "dead", "skipped", "recovered"]
 INCIDENTS: tuple[str, ...] = get_args(Incident)
 WEB = ("http", "https")
 SMTP = "smtp://localhost:25"
@@ -37,7 +37,7 @@ class Alert:
     ] = None
     on: Annotated[
         tuple[str, ...],
-        Help("The incidents that are told: failed, late, gate, drift, dead, recovered (default: all)"),
+        Help("The incidents that are told: failed, late, gate, drift, dead, skipped, recovered (default: all)"),
     ] = INCIDENTS
     form: Annotated[
         Literal["auto", "slack", "json"],

@@ -53,7 +53,7 @@ _SAS = frozenset(
         "scid",
     ]
 )
-_GENERATION = re.compile(r"(.*[^@/])/?@(\d+)")
+_GENERATION = re.compile(r"(.*[^@/])/?@(\d+|staged)")
 _KEPT_USER = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "az"})  # what precedes @ names the container
 
 
@@ -76,10 +76,14 @@ def in_uri(path: str) -> str:
     return path.replace("%", "%25").replace("?", "%3F").replace("#", "%23")
 
 
-def generation_named(sink: str) -> tuple[str, int | None]:
-    """A sink and the generation of it that is named after an @, as in `scores/@3`; None for the latest."""
+def generation_named(sink: str) -> tuple[str, int | str | None]:
+    """A sink and the generation of it that is named after an @, as in `scores/@3`, or "staged"; None for the latest."""
     match = _GENERATION.fullmatch(sink)
-    return (sink, None) if match is None or os.path.exists(sink) else (match[1], int(match[2]))
+    return (
+        (sink, None)
+        if match is None or os.path.exists(sink)
+        else (match[1], int(match[2]) if match[2].isdecimal() else match[2])
+    )
 
 
 def file_named(uri: str) -> bool:

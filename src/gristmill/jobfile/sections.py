@@ -382,7 +382,7 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
         hint = "the language model's name is llm: …"
     elif len(path) > 1 and key in JobSection.model_fields:
         hint = f"it is a key of the job itself: write {key}: … at its top"
-    elif len(homes := [name for name, section in _SECTIONS.items() if key in section.model_fields]) > 1:
+    elif len(homes := [name for name, section in _SECTIONS.items() if key in section.model_fields]) > (len(path) == 1):
         hint = f"it is a key of {' and of '.join(homes)}: write {homes[0]}: {{{key}: …}}"
     elif near := _near(key, known):
         hint = f"did you mean {near[0]!r}?"

@@ -32,6 +32,7 @@ _SAYS = {
     "gate": "was not published: a gate did not hold",
     "drift": "has drifted: data or answers are not as before",
     "dead": "has dead rows",
+    "skipped": "left out files that cannot be read",
     "recovered": "is well again",
 }
 
@@ -53,6 +54,7 @@ class Message:
     host: str = field(default_factory=socket.gethostname)
     rows: Mapping[str, int] = field(default_factory=dict)
     look: str = ""
+    next: str = ""
     version: str = __version__
 
     @property
@@ -66,11 +68,17 @@ class Message:
         counts = ", ".join(f"{units.count(n)} {name}" for name, n in self.rows.items())
         after = f"after: {self.of}, since {self.since}" if self.of else ""
         rows, look = f"rows: {counts}" if counts else "", f"$ {self.look}" if self.look else ""
-        return [line for line in (self.text, after, rows, look) if line]
+        return [line for line in (self.text, after, rows, look, f"next: {self.next}" if self.next else "") if line]
 
     def as_slack(self) -> dict[str, Any]:
         """In Slack's form, which Mattermost, Rocket.Chat and Discord (…/slack) take, too."""
-        sign = ":white_check_mark:" if self.kind == "recovered" else ":warning:" if self.kind == "dead" else ":x:"
+        sign = (
+            ":white_check_mark:"
+            if self.kind == "recovered"
+            else ":warning:"
+            if self.kind in ("dead", "skipped")
+            else ":x:"
+        )
         first, *others = (
             line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;") for line in self._whole()
         )
@@ -145,6 +153,7 @@ class _Desk:
         self.box = Outbox(name, self._do, within=WITHIN_S)
         self._run: Begun | None = None
         self._rows: dict[str, int] = {}
+        self._way = ("", "")  # the kind of the incident, and what to do about it
 
     def _do(self, thing: tuple[Any, ...], until: float) -> None:
         what, *values = thing
@@ -156,6 +165,7 @@ class _Desk:
             end: Ended = values[0]
             counts = {"in": end.rows_in, "ok": end.rows_ok, "dead": end.rows_dead, "filtered": end.rows_filtered}
             self._rows = counts if end.rows_in else {}
+            self._way = end.incident, end.way
         elif what == "raised":
             self._raised(values[0], values[1], until)
         else:
@@ -194,6 +204,7 @@ class _Desk:
             "recovered" if over else one.kind, one.job if run is None else run.job, sink,
             "" if over else one.text[:MOST_TEXT], one.id, since, one.kind if over else "",
             "" if run is None else run.run, rows=self._rows, look=look,
+            next=self._way[1] if not over and self._way[0] == one.kind else "",
         )  # fmt: skip
 
     def _send(self, message: Message, until: float) -> None:

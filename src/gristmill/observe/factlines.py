@@ -7,11 +7,10 @@ from collections.abc import Iterator
 
 from gristmill.observe import units
 from gristmill.observe.facts import Kind, Night, Run, SinkFacts
-from gristmill.observe.page import STATES, clock, short
+from gristmill.observe.page import clock, short
+from gristmill.observe.standing import Line, staged_lines, standing_lines
 
 MOST_RUNS, MOST_SLOW = 5, 3
-
-Line = tuple[str, str]
 
 
 def lines(facts: SinkFacts) -> list[Line]:
@@ -21,9 +20,8 @@ def lines(facts: SinkFacts) -> list[Line]:
 
 def _state(facts: SinkFacts) -> Iterator[Line]:
     yield "sink", facts.sink
-    yield "state", STATES.get(facts.state, facts.state)
-    if facts.state != "done" and facts.now.get("gate"):
-        yield "gate", str(facts.now["gate"])
+    yield from standing_lines(facts.standing)
+    yield from staged_lines(facts.sink, facts.now)
     yield from (("incident", f"{one.kind} since {clock(one.since)}: {one.text}") for one in facts.incidents)
 
 

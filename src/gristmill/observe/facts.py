@@ -131,11 +131,33 @@ class Incident:
     since: float
 
 
+@dataclass(frozen=True)
+class Way:
+    """What a person does about a run that failed, as a sentence, and the command for it; "" if none is known, as that
+    of a run from Python.
+    """
+
+    text: str
+    command: str = ""
+
+    def __str__(self) -> str:
+        return self.text + (f": {self.command}" if self.command else "")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The state of a sink in a few words, why it is no better, and the way on; None if there is nothing to do."""
+
+    words: str
+    why: str = ""
+    way: Way | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SinkFacts:
-    """A sink: its state now (as `gristmill status` says it), what is published, and the generations and runs before,
-    newest last. `rows` are the counts as lines of a report, `digests` what identifies model, data and code; `job` is
-    the job file that published last, if one is known.
+    """A sink: its state now (as `gristmill status` has it), how things stand, what is published, and the generations
+    and runs before, newest last. `rows` are the counts as lines of a report, `digests` what identifies model, data and
+    code; `job` is the job file that published last, if one is known.
     """
 
     sink: str
@@ -143,6 +165,7 @@ class SinkFacts:
     at: float
     version: str
     now: Mapping[str, Any] = field(default_factory=dict)
+    standing: Standing = Standing("")
     rows: tuple[Row, ...] = ()
     nights: tuple[Night, ...] = ()
     runs: tuple[Run, ...] = ()

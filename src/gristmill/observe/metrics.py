@@ -59,7 +59,7 @@ class Gauges:
     def ended(self, end: Ended) -> None:
         """The last figures, which stay until the next run."""
         rows = {"ok": end.rows_ok, "dead": end.rows_dead, "filtered": end.rows_filtered}
-        published = {"published": end.at} if end.state == "done" else {}
+        published = {} if end.published is None else {"published": end.published}
         counts = {"rows": rows, "shards_done": end.shards_done} if end.rows_in else {}
         self._change(
             running=False, seconds=end.seconds, ended=end.at, exit_code=end.exit_code, workers=0, rows_per_second=0.0,

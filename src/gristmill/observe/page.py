@@ -14,14 +14,9 @@ from typing import Any
 from gristmill.observe import charts, units
 from gristmill.observe.facts import Drift, Night, SinkFacts
 from gristmill.observe.report import DIGEST, asked
+from gristmill.observe.standing import staged_lines
 from gristmill.observe.tables import clean
 
-STATES = {
-    "done": "done and published",
-    "running": "running",
-    "unfinished": "not finished: run the job again to resume",
-    "empty": "nothing was run here",
-}
 _TONES = {"done": "good", "nothing to do": "good", "running": "mid", "unfinished": "mid", "stopped": "mid"}
 
 
@@ -56,7 +51,7 @@ def _template() -> Any:
     around.filters |= {"shell": lambda text: shlex.quote(clean(text)), "pytext": repr}
     around.globals |= {
         "units": units, "charts": charts, "asked": asked, "clock": clock, "short": short, "tone": tone,
-        "past_bars": past_bars, "state_words": lambda state: STATES.get(state, state),
+        "past_bars": past_bars, "staged_lines": staged_lines,
     }  # fmt: skip
     return around.get_template("page.html")
 

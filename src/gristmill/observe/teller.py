@@ -61,7 +61,9 @@ class Begun:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended. `incident` is the kind of alert that its error makes, "" for none; `text` is the error's."""
+    """How a run ended. `incident` is the kind of alert that its error makes, "" for none; `text` is the error's, `way`
+    what to do about it. `published` is when the sink's result was (seconds since 1970), None if nothing is.
+    """
 
     state: str
     at: float
@@ -69,6 +71,7 @@ class Ended:
     incident: str = ""
     text: str = ""
     exit_code: int = 0
+    way: str = ""
     rows_in: int = 0
     rows_ok: int = 0
     rows_dead: int = 0
@@ -77,6 +80,7 @@ class Ended:
     shards_done: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     output: Data | None = None
+    published: float | None = None
     assertions: tuple[tuple[str, bool], ...] = ()  # gates, and whether they held
 
     @property
@@ -122,8 +126,12 @@ class Told:
         """Raise what the note says."""
         kind = note.fields.get("alert") or ("dead" if "rows_dead" in note.fields else "")
         if kind:
-            for teller in self._tellers:
-                teller.raised(str(kind), note.text)
+            self.raised(str(kind), note.text)
+
+    def raised(self, kind: str, text: str) -> None:
+        """Raise an incident."""
+        for teller in self._tellers:
+            teller.raised(kind, text)
 
     def ended(self, end: Ended) -> list[str]:
         """Pass on how the run ended, and wait a little for all that is still to be sent; returns what could not be."""

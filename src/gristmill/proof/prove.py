@@ -78,6 +78,8 @@ def prove(result: Publication, name: str, asked: Asked) -> Proof:
 
 
 def _found(result: Publication, name: str, asked: Asked) -> Found:
+    if not result.body.published:
+        raise BadSource(f"{name}: what is staged can be proved once it is published")
     members = {g.number: _member(g) for g in finding.others(result) if not g.lost}
     place = finding.as_position(asked.row)
     found = None

@@ -47,7 +47,8 @@ class Happening:
     """Something that `up` tells: a line for a person, and `fields` for programs, among them `job` and `tick`.
 
     `kind` is one of started, done, recovered (done, after something that was told), retry, failed, late, missed,
-    left out, bad (a job file that cannot be run), mended, state (the state cannot be written), stopping.
+    left out, waiting (what failed before, of `--once`), bad (a job file that cannot be run), mended, state (the state
+    cannot be written), stopping.
     """
 
     kind: str
@@ -59,7 +60,7 @@ class Happening:
     @property
     def grave(self) -> bool:
         """Whether a person should look."""
-        return self.kind in ("failed", "late", "missed", "left out", "bad", "state")
+        return self.kind in ("failed", "late", "missed", "left out", "waiting", "bad", "state")
 
 
 class World(Protocol):

@@ -21,6 +21,7 @@ from gristmill.job.schedule import Schedule
 from gristmill.schedule.entry import Scheduled
 
 LOOKED_AT = (2, 3, 4)  # exit codes after which a person has to look
+PLAUSIBLE = 600_000  # minutes: a time that a run was scheduled for is no more than that ago
 DAYS = ("Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -65,17 +66,57 @@ def exported(target: str, job: Exported) -> str:
 
 
 def _crontab(job: Exported) -> str:
+    return _block(job, '""')
+
+
+def _block(job: Exported, zone_before: str) -> str:
+    """The lines of a crontab between marks. In cronie, CRON_TZ is that of all lines below it: the one before is given
+    back.
+    """
     zone = job.schedule.timezone
     date = f"$(TZ={zone} date +\\%Y-\\%m-\\%dT\\%H:\\%M)"
     command = " ".join([*map(_percent, map(shlex.quote, job.command)), "--scheduled", f'"{date}"'])
     log = _percent(shlex.quote(f"{job.name}.log"))
+    begin, end = _marks(job)
     return (
-        f"# {job.job}, by gristmill export cron. Times are of {zone}: where cron does not know CRON_TZ (cronie\n"
-        "# does, Debian's cron does not), the machine's time zone has to be that one. Nothing is tried again, and no\n"
-        "# time is made up for: gristmill up, or systemd, does that.\n"
+        f"{begin}\n"
+        f"# Times are of {zone}: where cron does not know CRON_TZ (cronie does, Debian's cron does not), the time\n"
+        "# zone of the machine has to be that one. Nothing is tried again, and no time is made up for: up, or\n"
+        "# systemd, does that.\n"
+        f"{_needed(job, 'lines NAME=value above give it, as cron has nothing of the environment of a shell')}"
         f"CRON_TZ={zone}\n"
         f"{job.schedule.fields} cd {_percent(shlex.quote(job.folder))} && {command} >> {log} 2>&1\n"
+        f"CRON_TZ={zone_before}\n"
+        f"{end}\n"
     )
+
+
+def _marks(job: Exported) -> tuple[str, str]:
+    which = f"gristmill export cron {shlex.quote(job.job)} in {shlex.quote(job.folder)}"
+    return f"# begin: {which}", f"# end: {which}"
+
+
+def in_crontab(text: str, job: Exported) -> str:
+    """A crontab with the lines of a job, in the place of those that an earlier export has written there, or at its end.
+    Raises BadJob for a job without times, and where the lines of before do not end.
+    """
+    exported("cron", job)
+    begin, end = _marks(job)
+    lines = text.splitlines()
+    at, rest = len(lines), list[str]()
+    if begin in lines:
+        at = lines.index(begin)
+        if end not in lines[at:]:
+            raise BadJob(f"the crontab has {begin!r} and no {end!r} after it: take these lines out by hand")
+        rest = lines[lines.index(end, at) + 1 :]
+    zones = [line.split("=", 1)[1].strip() for line in lines[:at] if re.match(r"\s*CRON_TZ\s*=", line)]
+    before, after = ("".join(f"{line}\n" for line in some) for some in (lines[:at], rest))
+    return before + _block(job, zones[-1] if zones else '""') + after
+
+
+def _needed(job: Exported, how: str) -> str:
+    """A comment on the environment variables that a job needs."""
+    return f"# It needs {', '.join(job.secrets)} in its environment: {how}.\n" if job.secrets else ""
 
 
 def _percent(text: str) -> str:
@@ -181,8 +222,13 @@ def _numbers(field: str, least: int, most: int, names: Mapping[str, int]) -> lis
 def _kubernetes(job: Exported) -> str:
     import yaml
 
-    # The name of a CronJob's job ends in the time that it was scheduled for, in minutes since 1970.
-    script = 'exec "$@" --scheduled "$(date -u -d "@$(( ${JOB_NAME##*-} * 60 ))" +%Y-%m-%dT%H:%M:%S+00:00)"'
+    # The name of a CronJob's job ends in the time that it was scheduled for, in minutes since 1970. One that was made
+    # by hand (kubectl create job --from=cronjob/…) has any name: then it is now.
+    script = (
+        'now=$(($(date +%s) / 60)); at="${JOB_NAME##*-}"; case "$at" in *[!0-9]*|"") at=$now;; esac; '
+        f'[ "$at" -gt $((now - {PLAUSIBLE})) ] && [ "$at" -le $((now + 1440)) ] || at=$now; '
+        'exec "$@" --scheduled "$(date -u -d "@$((at * 60))" +%Y-%m-%dT%H:%M:%S+00:00)"'
+    )
     container: dict[str, Any] = {
         "name": "run",
         "image": job.image,
@@ -231,7 +277,7 @@ def _kubernetes(job: Exported) -> str:
 def _airflow(job: Exported) -> str:
     s, first = job.schedule, round(job.schedule.first_retry.total_seconds())
     return f'''\
-"""{_doc(job.job)}, by gristmill export airflow; for Airflow 2.4 and later, also 3."""
+"""{_doc(job.job)}, by gristmill export airflow; for Airflow 2.4 and later, also 3.{_wanted(job)}"""
 
 from __future__ import annotations
 
@@ -287,7 +333,7 @@ def _dagster(job: Exported) -> str:
     name = f"job_{name}" if name[0].isdigit() else name
     first = round(s.first_retry.total_seconds())
     return f'''\
-"""{_doc(job.job)}, by gristmill export dagster."""
+"""{_doc(job.job)}, by gristmill export dagster.{_wanted(job)}"""
 
 import subprocess
 
@@ -331,6 +377,10 @@ def {name}_schedule(context):
 
 defs = dg.Definitions(jobs=[{name}], schedules=[{name}_schedule])
 '''
+
+
+def _wanted(job: Exported) -> str:
+    return f" The workers' environment needs {', '.join(job.secrets)}." if job.secrets else ""
 
 
 def _doc(text: str) -> str:

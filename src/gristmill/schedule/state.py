@@ -192,10 +192,12 @@ class State:
             return bool(made.rowcount)
 
     def again(self, job: str, now: float) -> int:
-        """Make the runs of a job due again that a person had to look at; how many there are."""
+        """Make the runs of a job due at once that a person had to look at, or that wait to be tried again; how many."""
         with self._change() as held:
             made = held.execute(
-                "UPDATE runs SET state='due', next=?, tries=0, ended=NULL WHERE job=? AND state='failed'", (now, job)
+                "UPDATE runs SET state='due', next=?1, tries=0, ended=NULL WHERE job=?2 AND (state='failed' OR "
+                "(state='due' AND next > ?1))",
+                (now, job),
             )
             return made.rowcount
 

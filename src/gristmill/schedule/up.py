@@ -7,6 +7,7 @@ begins was cut off with it: it is started again, as the same run, and resumes.
 
 from __future__ import annotations
 
+import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,9 @@ STUCK = 120.0  # seconds since the last look, of which there is one every LOOK, 
 
 
 class Up:
-    """Runs the jobs of a folder. `tell` is told what happens; `words` gives the last message of a run."""
+    """Runs the jobs of a folder. `tell` is told what happens; `words` gives the last message of a run. `since` without
+    a time zone is in that of each job's schedule.
+    """
 
     def __init__(
         self,
@@ -77,17 +80,32 @@ class Up:
 
     def once(self) -> list[int]:
         """Run what is due now, each run once, and return their exit codes. Runs that are to be tried again later stay
-        due.
+        due; of those that failed before, and still wait, that is told, and the code is theirs.
         """
         self._resume()
         until = self._world.now()
+        waiting = [run for run in self._state.unfinished() if run.state == "due" and run.next > until.timestamp()]
         while self._world.stopping is None:
             self.step(until)
             if not self._ended and not any(run.state == "running" for run in self._state.unfinished()):
+                self._tell_waiting(waiting)
                 return self._codes
             self._ended += self._world.wait(LOOK.total_seconds())
         self._stop()
         return self._codes
+
+    def _tell_waiting(self, since: Sequence[Run]) -> None:
+        left = {run.key for run in self._state.unfinished() if run.state == "due"}
+        for run in since:
+            if run.key in left and run.job in self._jobs:
+                again = datetime.fromtimestamp(run.next, self._zone(run))
+                self._happens(
+                    "waiting",
+                    f"{self._named(run)}: {run.reason}, and waits until {again:%Y-%m-%d %H:%M %Z} to be tried again: "
+                    f"gristmill up {shlex.quote(self._files.folder)} --once --again {shlex.quote(run.job)} does it now",
+                    run, exit=run.exit,
+                )  # fmt: skip
+                self._codes.append(run.exit or queueing.FAILED)
 
     def step(self, until: datetime | None = None) -> float:
         """Do what there is to do now, with ticks up to `until`; returns in how many seconds there may be more."""
@@ -185,6 +203,8 @@ class Up:
         if found is not None and found[1] == said:
             return found[0]
         since = now if found is not None or self._since is None else self._since
+        if since.tzinfo is None:
+            since = since.replace(tzinfo=self._jobs[name].schedule.zone)
         self._state.know(name, since, said)
         return since
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from gristmill.commit import publication
 from gristmill.commit.documents import Live
 from gristmill.commit.publication import SUCCESS, Publication
+from gristmill.commit.staged import updated_by
 from gristmill.errors import BadSource, CorruptStore, GristmillWarning
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
@@ -275,10 +276,10 @@ def _ending(hashes: np.ndarray, ends: np.ndarray, wanted: np.ndarray) -> np.ndar
 
 
 def own_key(result: Publication) -> tuple[str, ...]:
-    """The columns that tell the rows of a result apart: its row id, else its key, if these were written."""
+    """The columns that tell the rows of a result apart: its key, else its row id, else the key of `update`."""
     options = result.body.fingerprint.options
     row_id, key = (json.loads(options.get(f"sink.{name}", "null")) for name in ("row_id", "key"))
-    return tuple(key) if key else (row_id,) if row_id else ()
+    return tuple(key) if key else (row_id,) if row_id else updated_by(result)
 
 
 def _as_mark(result: Publication) -> Mark:
