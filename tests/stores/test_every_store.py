@@ -449,7 +449,7 @@ def test_a_failed_delivery_scores_nothing_again(shop: Shop, tmp_path: Path, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(deliveries.Loading, "finish", away)
-        with pytest.raises(gm.RunFailed, match="the plug was pulled\nthe result is published") as failed:
+        with pytest.raises(gm.RunFailed, match="the plug was pulled;\nthe result is published") as failed:
             made.run()
     assert failed.value.exit_code == 1 and failed.value.report.state == "published, but not delivered"
     assert gm.read(str(tmp_path / "out")).count_rows() == ROWS
