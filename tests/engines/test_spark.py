@@ -53,7 +53,7 @@ def test_an_executor_is_killed(speculation: bool, numbers: str, wanted: pa.Table
     arguments: dict[str, Any] = {"fn": "slow", "args": {"log": log, "seconds": 0.1}, "shard_rows": 20, "batch_rows": 5}
     running = processes.start("jobs:run", variables, source=numbers, sink=root, engine=engine, **arguments)
     try:
-        processes.until(lambda: processes.receipts_in(root) >= 3 or running.poll() is not None)
+        processes.until(lambda: processes.receipts_in(root) >= 3 or running.poll() is not None, 180)
         assert running.poll() is None, running.communicate()
         before = executors(running.pid)
         assert len(before) == 2, before
