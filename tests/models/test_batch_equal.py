@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -46,6 +47,21 @@ def overlapping(shards: int, rows: int) -> pa.Table:
 def billed(told: dict[str, Any]) -> int:
     """Requests that the server has computed, in batches and alone."""
     return sum(sum(told[how].values()) for how in ("computed", "answered", "alone"))
+
+
+def looked_at(server: BatchServer, batches: int, looks: int) -> bool:
+    """Whether so many batches are there, and have been looked at more often than that."""
+    told = server.told()
+    return len(told["batches"]) >= batches and told["asked"].get("GET batch", 0) > looks
+
+
+def command_of(rows: str, sink: str, provider: str, workers: int) -> list[str]:
+    """A job of shards of 20 rows."""
+    return [
+        sys.executable, "-m", "gristmill", "prompt", rows, sink, "--prompt", "{{ text }}",
+        "--model", "m", "--keep", "id", "--batch-api", provider, "--max-tokens", "20", "--dedupe",
+        "--set", "running.shard_rows=20", "--workers", str(workers), "--progress", "off",
+    ]  # fmt: skip
 
 
 @pytest.mark.few(2)
@@ -93,11 +109,7 @@ def test_equal_requests_are_paid_once_over_kills(
         pq.write_table(rows.set_column(1, "text", pa.array(texts)), tmp_path / f"rows{number}.parquet")
         server.set(stops=[call, after], reached=False, takes=0.3)
         before, sink = billed(server.told()), f"out{number}"
-        command = [
-            sys.executable, "-m", "gristmill", "prompt", f"rows{number}.parquet", sink, "--prompt", "{{ text }}",
-            "--model", "m", "--keep", "id", "--batch-api", provider, "--max-tokens", "20", "--dedupe",
-            "--set", "running.shard_rows=20", "--workers", "2", "--progress", "off",
-        ]  # fmt: skip
+        command = command_of(f"rows{number}.parquet", sink, provider, 2)
         run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
         until(lambda: server.told()["reached"], run)
         assert server.told()["reached"], (call, after, run.communicate())
@@ -116,6 +128,56 @@ def test_equal_requests_are_paid_once_over_kills(
         twice = [json.loads(body)["messages"][0]["content"] for body, n in told["computed"].items() if n > 1]
         assert not twice, (call, after, twice)
         assert billed(told) - before == 50, (call, after)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("provider", "kills"), [("openai", [2]), ("anthropic", [1, 2])])
+def test_a_second_batch_of_an_equal_shard_is_waited_for(
+    server: BatchServer, tmp_path: Path, provider: str, kills: list[int]
+) -> None:
+    """The first one expires half answered, and what it left is in another one, or was asked alone; the driver is
+    killed, with all that it started, while the second is under way, or either.
+    """
+    texts = [f"row {n} is here" for n in range(20)] * 2
+    pq.write_table(pa.table({"id": range(40), "text": texts}), tmp_path / "rows.parquet")
+    server.set(expire=1, waits=True)
+    command, looks = command_of("rows.parquet", "out", provider, 1), 0
+    for batches in kills:
+        run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        until(functools.partial(looked_at, server, batches, looks), run)
+        time.sleep(0.5)  # what it notes of that
+        os.killpg(run.pid, signal.SIGKILL)
+        run.communicate()
+        time.sleep(1.0)
+        looks = server.told()["asked"]["GET batch"] + 3
+    assert len(server.told()["batches"]) == 2
+    run = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    until(lambda: looked_at(server, 3, 0) or looked_at(server, 2, looks + 6), run)
+    server.set(waits=False)
+    _, said = run.communicate(timeout=100)
+    assert run.returncode == 0, said
+    assert answers(tmp_path / "out") == {n: f"<{text}>" for n, text in enumerate(texts)}
+    once(server.told())
+    assert billed(server.told()) == 20
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_what_a_cancelled_batch_answered_is_not_paid_by_equal_shards(
+    server: BatchServer, tmp_path: Path, provider: str, workers: int
+) -> None:
+    """Neither in the run that it ends, in which no other batch is made, nor in the next one, which is told late."""
+    server.set(cancel=1)
+    rows = pa.table({"id": range(80), "text": [f"row {n} is here" for n in range(20)] * 4})
+    more = {"dedupe": True, "price": PRICE, "shard_rows": 20, "workers": workers}
+    with pytest.raises(gm.RunFailed, match="was cancelled at the provider"):
+        asked(rows, tmp_path / "out", provider, **more)
+    assert len(server.told()["batches"]) == 1
+    server.set(late=3)
+    report = asked(rows, tmp_path / "out", provider, **more)
+    assert report.rows_ok == 80 and billed(server.told()) == 20 == report.used["requests"]
+    once(server.told())
 
 
 def test_a_shard_whose_rows_are_dead_letters_holds_no_other_up(server: BatchServer, tmp_path: Path) -> None:

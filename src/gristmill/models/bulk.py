@@ -268,7 +268,8 @@ class Bulk:
                     self._provided.error = self._provided.error or error
         finally:
             self._provided.tasks.discard(task)
-            self._claims.release()
+            if self._provided.error is None:  # else others would ask, and pay, in a run that is about to stop
+                self._claims.release()
             if not task.cancelled():
                 self._done.set()
 
@@ -278,6 +279,7 @@ class Bulk:
         """
         todo, pause = self._requests, POLL
         while todo:
+            self._provided.go_on()
             todo, waits = await self._claims.own(claimed(todo, self._batches), self._batches)
             todo, later = self._now(todo)
             mine = [batch for batch in self._batches if batch.open]
@@ -371,6 +373,7 @@ class Bulk:
         try:
             paid = await self._afforded(part)
             part, rest = part[:paid], part[paid:]
+            provided.go_on()
             provided.paying += 1
             try:
                 if part := await self._proved(part):
@@ -413,6 +416,7 @@ class Bulk:
         request.cost = 0.0
         try:
             await self._provided.paid.alone(body, request.tokens, request.path, bill)
+            await self._claims.put([request])  # it may be hours until others of its shard are answered
             return None
         except (GristmillError, asyncio.CancelledError):
             bill.unfinished()

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from gristmill.models.batches import Batch, Request, claimed, noted
-from gristmill.models.contract import Journal
+from gristmill.models.contract import Journal, Once
 from gristmill.models.filed import Filed
 from gristmill.models.provided import Provided
 from gristmill.models.results import TURN
@@ -34,33 +35,50 @@ class Claims:
         if once is None:
             return requests, []
         own, waits, new = list[Request](), list[Request](), list[Request]()
+        left = {batch.digests[place] for batch in batches if batch.foreign for place in batch.left}
         for number, request in enumerate(requests):
             if number % TURN == TURN - 1:
                 await asyncio.sleep(0)
             if request.digest in self._held:
-                own.append(request)
+                (new if request.digest in left else own).append(request)
             elif (what := once.claim(request.digest)[0]) == "mine":
                 self._held.add(request.digest)
                 new.append(request)
             elif what == "wait":
                 waits.append(request)
         if new:
-            found = await self._elsewhere(new, batches)
+            notes = await asyncio.to_thread(self._journal.everywhere)
+            new = self._unanswered(new, notes, once)
+            found = self._elsewhere(new, batches, notes)
             new = claimed(new, found)
-            batches += [batch for batch in found if batch.asks]
+            batches += found  # what one of them has not answered is in another one
         return own + new, waits
 
     async def batched(self) -> set[bytes]:
         """The requests that are in batches of any shard."""
         found = noted(await asyncio.to_thread(self._journal.everywhere))
-        return {digest for batch in found if not batch.over for digest in batch.digests}
+        return {digest for batch in found if batch.id or not batch.over for digest in batch.digests}
 
-    async def _elsewhere(self, requests: list[Request], batches: list[Batch]) -> list[Batch]:
+    def _unanswered(self, requests: list[Request], notes: Sequence[Any], once: Once) -> list[Request]:
+        """Those of these requests that no shard has noted an answer to, which it asked for alone: others have these."""
+        replies: dict[bytes, Any] = {}
+        for note in notes:
+            if "void" in note:
+                replies.pop(bytes.fromhex(note["digest"]), None)
+            elif "reply" in note:
+                replies[bytes.fromhex(note["digest"])] = note["reply"]
+        for digest in replies.keys() & {request.digest for request in requests}:
+            once.put(digest, replies[digest])
+            self._held.discard(digest)
+        return [request for request in requests if request.digest not in replies]
+
+    def _elsewhere(self, requests: list[Request], batches: list[Batch], notes: Sequence[Any]) -> list[Batch]:
         """Batches of other shards that may have some of these requests."""
         wanted, known = {request.digest for request in requests}, {batch.name for batch in batches}
         found = []
-        for batch in noted(await asyncio.to_thread(self._journal.everywhere)):
-            if batch.name not in known and not batch.over and not wanted.isdisjoint(batch.digests):
+        for batch in noted(notes):
+            there = batch.id or not batch.over  # one that was cancelled may have answers
+            if batch.name not in known and there and not wanted.isdisjoint(batch.digests):
                 batch.foreign = batch.counted = True  # by its own shard
                 found.append(batch)
         return found

@@ -90,6 +90,11 @@ class Provided:
         """Whether a row was asked alone, whatever became of it, or answered."""
         return self.trying or self.paid.answered is not None
 
+    def go_on(self) -> None:
+        """Returns if the run goes on; raises what has ended one of the shards."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
     async def close(self) -> None:
         """Wait for no batch any more."""
         for task in self.tasks:
