@@ -141,7 +141,9 @@ def test_stopped_before_the_table_is_replaced(spark: Any, shop: str, monkeypatch
 
     with monkeypatch.context() as patched:
         patched.setattr(stores.Table, "_point_at", down)
-        with pytest.raises(gm.RunFailed, match=r"shop.scored: Spark says: .*away.*;\nthe result is published") as failed:
+        with pytest.raises(
+            gm.RunFailed, match=r"shop.scored: Spark says: .*away.*;\nthe result is published"
+        ) as failed:
             made.run()
     assert failed.value.report.state == "published, but not delivered"
     assert not spark.catalog.tableExists("shop.scored")
