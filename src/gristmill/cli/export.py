@@ -14,7 +14,8 @@ from gristmill.errors import BadJob
 
 EXPORT = """
 gristmill export cron nightly.yaml
-gristmill export cron nightly.yaml --into crontab.txt    # crontab -l > crontab.txt before, crontab crontab.txt after
+# into the crontab that is there: crontab -l > crontab.txt, then this, then crontab crontab.txt
+gristmill export cron nightly.yaml --into crontab.txt
 gristmill export systemd nightly.yaml
 gristmill export kubernetes nightly.yaml --image registry.example.com/scores:7 > cronjob.yaml
 gristmill export airflow nightly.yaml > dags/nightly.py

@@ -24,9 +24,7 @@ from gristmill.job.job import JobSpec
 from gristmill.job.uris import file_of, redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
-from gristmill.observe.facts import Standing, Way
 from gristmill.observe.report import Report, asked, store_line
-from gristmill.observe.standing import staged_lines, standing_lines
 from gristmill.shards.counts import Counts
 
 # ---------------------------------------------------------------- status
@@ -85,6 +83,9 @@ def named(target: str, given: Mapping[str, Any]) -> JobSpec | None:
 
 def status_lines(now: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A state for a person, as labels and texts."""
+    from gristmill.observe.facts import Standing, Way
+    from gristmill.observe.standing import staged_lines, standing_lines
+
     state = str(now.get("state"))
     told = now["standing"]
     stands = Standing(told["words"], told["why"], Way(**told["way"]) if told["way"] else None)

@@ -25,7 +25,7 @@ from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Command, Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scoring
-from gristmill.errors import DeadlineMissed, GateFailed, GristmillError, Interrupted, SinkBusy
+from gristmill.errors import DeadlineMissed, GateFailed, GristmillError, Interrupted, NewerFormat, SinkBusy
 from gristmill.files.disk import LOCAL, join
 from gristmill.fingerprint.diskcache import cache_folder
 from gristmill.job.job import JobSpec
@@ -161,7 +161,7 @@ class Telling:
         now = self._ended(_kept_as(state, report, error), report, text, code)
         if failed(now):
             way = str(way_on(now))
-        if not c.stream:
+        if not c.stream and not isinstance(error, NewerFormat):  # a sink of a later version is left as it is
             with contextlib.suppress(OSError, GristmillError, RuntimeError):  # no home, for one
                 self._keep(now)
         if self._silent:
