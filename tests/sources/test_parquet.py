@@ -296,6 +296,24 @@ def test_blocks_are_as_large_as_asked_however_values_are_encoded(
     assert len(large) <= (column[0] == "x")
 
 
+CITIES = np.array([f"{i:05d}" + "x" * 95 for i in range(50_000)])  # 5 MB
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_categories_are_read_in_blocks_of_their_values(tmp_path: Path, planned: Any, nested: bool) -> None:
+    """Each batch that is decoded holds the whole dictionary, which says nothing about how large its rows are."""
+    codes = np.random.default_rng(0).integers(0, len(CITIES), 100_000).astype("int32")
+    city = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(CITIES))
+    column = pa.StructArray.from_arrays([city], ["name"]) if nested else city
+    pq.write_table(pa.table({"k": range(100_000), "city": column}), tmp_path / "x.parquet")
+    blocks = planned(str(tmp_path / "x.parquet")).blocks(block_bytes=1 << 20)
+    assert len(blocks) < 30 and max(b.rows.nbytes for b in blocks) < 2 << 20
+    rows = pa.concat_tables([b.rows for b in blocks])
+    names = rows["city"].combine_chunks()
+    assert rows["k"].to_pylist() == list(range(100_000))
+    assert (names.field(0) if nested else names).equals(pa.array(CITIES[codes]))
+
+
 def int96(path: Path, values: list[int | None], nested: bool = False) -> None:
     """Nanoseconds since 1970, of years that these do not hold too, as a file of Spark's or Impala's has them."""
     micros = [None if v is None else v // 1000 for v in values]
