@@ -458,7 +458,7 @@ class _Opened:
         rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         self.starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
         self._streams: OrderedDict[Any, _Stream] = OrderedDict()
-        self.int96 = int96.columns(metadata.schema)
+        self.int96 = int96.columns(metadata.schema, frozenset(self.schema.names))
         self._beside: Any = None
         self._row_bytes: dict[tuple[str, ...], float] = {}  # of decoded rows, by columns
 
@@ -531,7 +531,7 @@ class _Opened:
         metadata = self.file.metadata.row_group(group)
         bytes_, hidden = 0.0, 0
         for chunk in (metadata.column(i) for i in range(metadata.num_columns)):
-            if chunk.path_in_schema.partition(".")[0] not in columns and chunk.path_in_schema not in columns:
+            if columns.isdisjoint(int96.holders(chunk.path_in_schema)):
                 continue
             encoded, width = chunk.total_uncompressed_size, _WIDTHS.get(chunk.physical_type)
             bytes_ += encoded if width is None else max(encoded, width * chunk.num_values)
