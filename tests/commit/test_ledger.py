@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import operator
+import os
+import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -156,6 +160,49 @@ def test_processes_beside_read_the_same(tmp_path: Path, monkeypatch: pytest.Monk
     assert [f.shard for f in found.parts] == list(range(100)) and found.counts.ok == 100
     monkeypatch.setattr(readers, "_SERVE", "raise SystemExit(3)")
     assert agree_all(dict(Ledger.of(generation)))
+
+
+def test_what_a_sitecustomize_prints_is_no_receipt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes beside print at their start what a machine's set-up likes, and deliver all the same."""
+    generation = generation_of(tmp_path / "sink", 40)
+    (tmp_path / "sitecustomize.py").write_text("print('INFO site: proxy configured', flush=True)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(ledger, "BLOCK", 9)
+    monkeypatch.setattr(readers, "cores", lambda: 2)
+    expected, read, here = dict(receipts.standing(generation.receipts)), readers.read, []
+    monkeypatch.setattr(readers, "read", lambda *given: (here.append(given), read(*given))[1])
+    assert dict(Ledger.of(generation)) == expected and not here
+
+
+@pytest.mark.parametrize("sent", [b"INFO site: proxy configured\n", b"\x80\x05\x8c\xff", b"cno_such_module\nname\n."])
+def test_whatever_a_process_beside_sends_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """Bytes that are no receipts may raise anything when they are loaded."""
+    generation = generation_of(tmp_path, 40)
+    monkeypatch.setattr(ledger, "BLOCK", 9)
+    monkeypatch.setattr(readers, "cores", lambda: 2)
+    monkeypatch.setattr(readers, "_SERVE", f"import os; os.write({{out}}, {sent!r})")
+    assert dict(Ledger.of(generation)) == dict(receipts.standing(generation.receipts))
+
+
+def test_where_no_process_is_to_be_had_this_one_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user or a container may be at its limit of processes; no descriptor stays open."""
+    generation = generation_of(tmp_path, 40)
+    monkeypatch.setattr(ledger, "BLOCK", 9)
+    monkeypatch.setattr(readers, "cores", lambda: 2)
+    start, started = subprocess.Popen, []
+
+    def limited(*given: Any, **options: Any) -> Any:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(start(*given, **options))
+        return started[0]
+
+    monkeypatch.setattr(readers.subprocess, "Popen", limited)
+    before = len(os.listdir("/dev/fd"))
+    assert dict(Ledger.of(generation)) == dict(receipts.standing(generation.receipts))
+    assert started[0].returncode is not None and len(os.listdir("/dev/fd")) == before
 
 
 def test_a_later_format_is_refused_by_whoever_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

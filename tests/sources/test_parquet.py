@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import gristmill as gm
 from gristmill.errors import BadSource
+from gristmill.sources.int96 import misfit
 
 VALUES = st.lists(
     st.tuples(
@@ -296,6 +297,24 @@ def test_blocks_are_as_large_as_asked_however_values_are_encoded(
     assert len(large) <= (column[0] == "x")
 
 
+CITIES = np.array([f"{i:05d}" + "x" * 95 for i in range(50_000)])  # 5 MB
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_categories_are_read_in_blocks_of_their_values(tmp_path: Path, planned: Any, nested: bool) -> None:
+    """Each batch that is decoded holds the whole dictionary, which says nothing about how large its rows are."""
+    codes = np.random.default_rng(0).integers(0, len(CITIES), 100_000).astype("int32")
+    city = pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(CITIES))
+    column = pa.StructArray.from_arrays([city], ["name"]) if nested else city
+    pq.write_table(pa.table({"k": range(100_000), "city": column}), tmp_path / "x.parquet")
+    blocks = planned(str(tmp_path / "x.parquet")).blocks(block_bytes=1 << 20)
+    assert len(blocks) < 30 and max(b.rows.nbytes for b in blocks) < 2 << 20
+    rows = pa.concat_tables([b.rows for b in blocks])
+    names = rows["city"].combine_chunks()
+    assert rows["k"].to_pylist() == list(range(100_000))
+    assert (names.field(0) if nested else names).equals(pa.array(CITIES[codes]))
+
+
 def int96(path: Path, values: list[int | None], nested: bool = False) -> None:
     """Nanoseconds since 1970, of years that these do not hold too, as a file of Spark's or Impala's has them."""
     micros = [None if v is None else v // 1000 for v in values]
@@ -345,3 +364,40 @@ def test_a_wrong_unit_of_int96_timestamps_is_refused(tmp_path: Path, planned: An
         planned(str(tmp_path / "x.parquet"), options={"int96": "ms"})
     with pytest.raises(BadSource, match="Parquet sources have no option int69"):
         planned(str(tmp_path / "x.parquet"), options={"int69": "ns"})
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_int96_timestamps_of_a_column_with_dots_in_its_name(tmp_path: Path, planned: Any, inside: bool) -> None:
+    """They are checked as all others, beside columns whose names begin alike."""
+
+    def written(name: str, *values: int) -> Any:
+        times = pa.array([v // 1000 for v in values], pa.timestamp("us"))
+        if all(v < 2**63 for v in values):
+            times = pa.array(values, pa.timestamp("ns"))
+        column = pa.StructArray.from_arrays([times], ["a.b"]) if inside else times
+        path = str(tmp_path / name)
+        columns = {"event": range(len(values)), "event.time": column, "event.time.zone": ["UTC"] * len(values)}
+        pq.write_table(pa.table(columns), path, use_deprecated_int96_timestamps=True)
+        return path
+
+    lost, far = written("lost.parquet", NIGHT, NIGHT + 1), written("far.parquet", NIGHT, FAR)
+    with pytest.raises(BadSource, match=r"column 'event\.time', row group 0: .* has digits below a microsecond"):
+        planned(lost).read()
+    with pytest.raises(BadSource, match=r"column 'event\.time', .* is of a year that nanoseconds do not hold"):
+        planned(far, options={"int96": "ns"}).read()
+    for path, unit, expected in ((lost, "ns", [NIGHT, NIGHT + 1]), (far, "us", [NIGHT // 1000, FAR // 1000])):
+        for columns in (None, ["event.time"]):
+            times = planned(path, options={"int96": unit}).read(columns=columns).rows["event.time"].combine_chunks()
+            assert (times.field(0) if inside else times).cast(pa.int64()).to_pylist() == expected
+        assert planned(path, options={"int96": unit}).read(columns=["event"]).rows.column_names == ["event"]
+
+
+def test_other_timestamps_beside_those_of_int96(tmp_path: Path) -> None:
+    """They have a unit of their own, in which nothing is lost: only what differs between the two ways is looked at."""
+    times = [pa.array([1], pa.timestamp(unit)) for unit in ("us", "ms", "us")]
+    read = pa.StructArray.from_arrays(times, ["old", "new", "newer"])
+    beside = pa.StructArray.from_arrays([pa.array([1001], pa.timestamp("ns")), *times[1:]], ["old", "new", "newer"])
+    assert misfit(read.field(1), read.field(1), "us") is None
+    assert "00:00:00.000001001 has digits" in str(misfit(read, beside, "us"))
+    beside = pa.StructArray.from_arrays([pa.array([1000], pa.timestamp("ns")), *times[1:]], ["old", "new", "newer"])
+    assert misfit(read, beside, "us") is None

@@ -24,7 +24,7 @@ from gristmill.process.spawning import mortal
 
 MANY = 4  # blocks: with fewer, a process takes longer to start than to read them
 MOST = 8  # processes
-_SERVE = "import sys; sys.path[:] = {path!r}; from gristmill.commit.readers import serve; serve()"
+_SERVE = "import sys; sys.path[:] = {path!r}; from gristmill.commit.readers import serve; serve({out})"
 Versions = Mapping[int, Sequence[int]]
 
 
@@ -48,31 +48,39 @@ def _beside(
 ) -> Iterator[tuple[Block, Sums, list[int]]]:
     """As `blocks`, by several processes; those up to the first that one of them could not deliver."""
     count = min(cores(), MOST, len(pieces))
-    with contextlib.ExitStack() as stack:
-        readers = [stack.enter_context(_started()) for _ in range(count)]
-        try:
-            for n, reader in enumerate(readers):
+    try:
+        with contextlib.ExitStack() as stack:
+            readers = [stack.enter_context(_started()) for _ in range(count)]
+            for n, (reader, _) in enumerate(readers):
                 _send(reader, (generation, pieces[n::count], versions))
             for n in range(len(pieces)):
-                yield pickle.load(_out(readers[n % count]))
-        except (OSError, EOFError, pickle.UnpicklingError):
-            return
+                yield pickle.load(readers[n % count][1])
+    except Exception:  # whatever it is: no process to be had, one that ended; this process reads what is missing
+        return
 
 
 @contextlib.contextmanager
-def _started() -> Iterator[subprocess.Popen[bytes]]:
-    reader = subprocess.Popen(
-        [*mortal(), sys.executable, "-c", _SERVE.format(path=[p or os.getcwd() for p in sys.path])],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # what fails is read again, and its error raised, in this process
-        start_new_session=True,  # this process handles a Ctrl-C at the terminal
-    )
-    try:
-        yield reader
-    finally:
-        reader.kill()
-        reader.communicate()
+def _started() -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """A process, and what it sends. By a pipe of its own, as anything at its start (a sitecustomize) may print."""
+    ours, its = os.pipe()
+    code = _SERVE.format(path=[p or os.getcwd() for p in sys.path], out=its)
+    with open(ours, "rb") as sent:
+        try:
+            reader = subprocess.Popen(
+                [*mortal(), sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # what fails is read again, and its error raised, in this process
+                pass_fds=[its],
+                start_new_session=True,  # this process handles a Ctrl-C at the terminal
+            )
+        finally:
+            os.close(its)
+        try:
+            yield reader, sent
+        finally:
+            reader.kill()
+            reader.communicate()
 
 
 def _send(reader: subprocess.Popen[bytes], work: object) -> None:
@@ -82,16 +90,12 @@ def _send(reader: subprocess.Popen[bytes], work: object) -> None:
     reader.stdin = None
 
 
-def _out(reader: subprocess.Popen[bytes]) -> IO[bytes]:
-    assert reader.stdout is not None
-    return reader.stdout
-
-
-def serve() -> None:
-    """In such a process: read the pieces that come, and send their blocks."""
+def serve(out: int) -> None:
+    """In such a process: read the pieces that come, and send their blocks to that descriptor."""
     generation, pieces, versions = pickle.load(sys.stdin.buffer)
     gc.disable()  # nothing here is in a circle
-    for piece in pieces:
-        block, sums = read(generation, piece.tolist(), versions)
-        pickle.dump((block, sums, cut(generation, LiveFiles([block.parts]))), sys.stdout.buffer, protocol=5)
-        sys.stdout.buffer.flush()
+    with open(out, "wb") as sent:
+        for piece in pieces:
+            block, sums = read(generation, piece.tolist(), versions)
+            pickle.dump((block, sums, cut(generation, LiveFiles([block.parts]))), sent, protocol=5)
+            sent.flush()

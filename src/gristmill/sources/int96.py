@@ -6,7 +6,7 @@ and a value that does not fit it is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,15 +35,24 @@ def other(unit: str) -> str:
     return _OTHER[unit]
 
 
-def columns(schema: Any) -> frozenset[str]:
-    """The top-level columns of a Parquet schema that have such timestamps in them."""
+def columns(schema: Any, names: Collection[str]) -> frozenset[str]:
+    """Those top-level columns of a Parquet schema, by their names, that may have such timestamps in them."""
     leaves = (schema.column(i) for i in range(len(schema)))
-    return frozenset(leaf.path.partition(".")[0] for leaf in leaves if leaf.physical_type == "INT96")
+    return frozenset(n for leaf in leaves if leaf.physical_type == "INT96" for n in holders(leaf.path) if n in names)
+
+
+def holders(path: str) -> Iterator[str]:
+    """What the top-level column of a Parquet file's leaf may be called: a name may have dots in it, as the path has."""
+    at = path.find(".")
+    while at >= 0:
+        yield path[:at]
+        at = path.find(".", at + 1)
+    yield path
 
 
 def misfit(read: pa.Array, beside: pa.Array, unit: str) -> str | None:
     """What is wrong with a column read in this unit, by the same values in the other one; None if nothing is."""
-    for one, two in zip(_times(read), _times(beside), strict=True):
+    for one, two in _times(read, beside):
         micros, nanos = (one, two) if unit == "us" else (two, one)
         # Nanoseconds of years that they do not hold wrap around, and so does this product: what differs is digits.
         digits = nanos - micros * 1000
@@ -62,22 +71,32 @@ def misfit(read: pa.Array, beside: pa.Array, unit: str) -> str | None:
     return None
 
 
-def _times(values: pa.Array) -> Iterator[np.ndarray]:
-    """The timestamps in a column as int64, 0 for null."""
+def _times(read: pa.Array, beside: pa.Array) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The timestamps in a column as int64, 0 for null, in both units. Those that have a unit of their own are left out:
+    it is the same in both.
+    """
     import pyarrow as pa
 
     from gristmill.arrow.casts import entries, is_list
 
-    kind = values.type
+    kind = read.type
     if pa.types.is_timestamp(kind):
-        yield values.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+        if kind != beside.type:
+            yield _whole(read), _whole(beside)
     elif pa.types.is_map(kind):
-        yield from _times(entries(values))
+        yield from _times(entries(read), entries(beside))
     elif is_list(kind):
-        yield from _times(values.flatten())
+        yield from _times(read.flatten(), beside.flatten())
     elif pa.types.is_struct(kind):
-        for child in values.flatten():
-            yield from _times(child)
+        for one, two in zip(read.flatten(), beside.flatten(), strict=True):
+            yield from _times(one, two)
+
+
+def _whole(times: pa.Array) -> np.ndarray:
+    import pyarrow as pa
+
+    found: np.ndarray = times.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return found
 
 
 def _shown(micros: np.int64, digits: np.int64) -> str:

@@ -381,8 +381,9 @@ class _Stream:
                 raise BadSource(f"{self._opened.path}: column {name!r}, row group {self._group}: {wrong}")
         self._held = self._cast(pa.Table.from_batches([batch]))
         self._first, self._next = self._next, self._next + batch.num_rows
-        if batch.nbytes > _TOO_LARGE * self._block_bytes and batch.num_rows > 1:
-            self.batch_rows = max(1, batch.num_rows * self._block_bytes // batch.nbytes)
+        size = self._held.nbytes  # not the batch's: one with a dictionary has all of it, however few its rows
+        if size > _TOO_LARGE * self._block_bytes and batch.num_rows > 1:
+            self.batch_rows = max(1, batch.num_rows * self._block_bytes // size)
             self._too_large = True
 
     def _cast(self, rows: pa.Table) -> pa.Table:
@@ -457,7 +458,7 @@ class _Opened:
         rows = [metadata.row_group(g).num_rows for g in range(metadata.num_row_groups)]
         self.starts = np.concatenate(([0], np.cumsum(rows))).astype(np.int64)
         self._streams: OrderedDict[Any, _Stream] = OrderedDict()
-        self.int96 = int96.columns(metadata.schema)
+        self.int96 = int96.columns(metadata.schema, frozenset(self.schema.names))
         self._beside: Any = None
         self._row_bytes: dict[tuple[str, ...], float] = {}  # of decoded rows, by columns
 
@@ -507,6 +508,8 @@ class _Opened:
         """Rows to decode at a time to make about one block. A footer tells how long texts are as they are encoded; of
         those in a dictionary, which are as long as they like, some rows are decoded, once for each choice of columns.
         """
+        import pyarrow as pa
+
         rows = max(self.file.metadata.row_group(group).num_rows, 1)
         bytes_, hidden = self._sizes(group, frozenset(columns))
         most = int(min(_BATCH_ROWS, max(1, block_bytes // max(bytes_ / rows, 1.0))))
@@ -516,7 +519,8 @@ class _Opened:
         if columns not in self._row_bytes:
             try:
                 with _named(group):
-                    seen = next(iter(self.decoded(group, columns, few)))
+                    batch = next(iter(self.decoded(group, columns, few)))
+                    seen = conform(pa.Table.from_batches([batch]), pa.schema([]))  # values instead of dictionaries
             except (_Damaged, StopIteration):
                 return few  # reading tells what is wrong
             self._row_bytes[columns] = max(seen.nbytes / max(seen.num_rows, 1), 1.0)
@@ -527,7 +531,7 @@ class _Opened:
         metadata = self.file.metadata.row_group(group)
         bytes_, hidden = 0.0, 0
         for chunk in (metadata.column(i) for i in range(metadata.num_columns)):
-            if chunk.path_in_schema.partition(".")[0] not in columns and chunk.path_in_schema not in columns:
+            if columns.isdisjoint(int96.holders(chunk.path_in_schema)):
                 continue
             encoded, width = chunk.total_uncompressed_size, _WIDTHS.get(chunk.physical_type)
             bytes_ += encoded if width is None else max(encoded, width * chunk.num_values)
