@@ -10,6 +10,7 @@ from gristmill.observe.facts import Run, Standing, Way
 
 Line = tuple[str, str]  # a label, and a text
 NOT_DELIVERED, LATE, KILLED = "published, but not delivered", "deadline missed", "killed"
+UNREAD = "cannot be read, and"  # in the message of the gate for files of an update
 _STATES = {
     "running": "running",
     "unfinished": "not finished, and not running",
