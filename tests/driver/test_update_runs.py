@@ -618,6 +618,24 @@ def test_rows_may_be_in_an_unreadable_file_of_another_name(tmp_path: Path, asked
     assert dumps(tmp_path).updated == {"kept": 100, "scored": 0, "gone": 0}
 
 
+def test_a_restart_keeps_rows_of_an_unreadable_file(tmp_path: Path, asked: Asked) -> None:
+    """Scoring all anew replaces the result as an update does: it is held back alike, and may be accepted."""
+    for n in range(2):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+    dumps(tmp_path)
+    whole = cut(tmp_path / "in" / "1.parquet")
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=r"1\.parquet cannot be read, .* not gone"):
+        dumps(tmp_path, restart=True)
+    assert len(rows(tmp_path)) == 100
+    (tmp_path / "in" / "1.parquet").write_bytes(whole)
+    dumps(tmp_path)
+    assert len(rows(tmp_path)) == 100
+    cut(tmp_path / "in" / "1.parquet")
+    with pytest.warns(gm.GristmillWarning, match="which was accepted"):
+        dumps(tmp_path, restart=True, accept=True)
+    assert len(rows(tmp_path)) == 50
+
+
 def test_an_unreadable_file_of_which_all_rows_were_left_out(tmp_path: Path, asked: Asked) -> None:
     """The result has nothing of it, so that the night goes on; of one whose rows were dead it has their letters."""
     put(tmp_path / "in", "0", range(50))

@@ -154,7 +154,8 @@ def _gates(s: Scored, counts: Counts) -> None:
     errors = s.receipts.sums.errors
     if warning := gates.warning(s.spec.gates, counts, errors):
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
-    if s.generation.kind == "update" and (why := updating.missed(Held.by(s.root, s.files), s.resolved)):
+    replaces = s.spec.update is not None and s.base is None  # whatever the verb: a restart loses rows, too
+    if replaces and (why := updating.missed(Held.by(s.root, s.files), s.resolved)):
         if not s.verbs.accept:
             raise GateFailed(why)
         s.log.note("warning", f"without the rows of {', '.join(s.resolved.unread[:3])}, which was accepted")
