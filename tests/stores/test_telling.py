@@ -168,3 +168,27 @@ def test_keys_of_an_update_that_repeat(capsys: pytest.CaptureFixture[str]) -> No
     code, _, err = command(capsys, *nightly)
     assert code == 0, err
     assert len(rows()) == ROWS + 2 == gm.read("out").count_rows()
+
+
+def unless_mended(batch: dict[str, Any]) -> dict[str, Any]:
+    """Fails for the last row, until a file says that it is mended."""
+    if not Path("mended").exists() and (np.asarray(batch["x"]) >= ROWS / 4).any():
+        raise ValueError("not yet")
+    return doubled(batch)
+
+
+@pytest.mark.parametrize("twin", [3, ROWS])
+def test_a_retry_with_the_key_of_another_row_of_its_night(twin: int) -> None:
+    """It takes that row's place in the store, and a warning names the key; a row of a key of its own has none."""
+    source([*range(ROWS), twin])
+    sink, gates = gm.sink("out", keep="id"), {"min_ok": 0.0}
+    night = gm.Job("rows.parquet", unless_mended, sink, workers=0, deliver=[gm.to(UPSERT)], gates=gates)
+    with pytest.warns(gm.GristmillWarning, match="dead"):
+        assert night.run().rows_dead == 1
+    Path("mended").touch()
+    if twin == ROWS:
+        assert not [note for note in gm.retry_dead(night).notes if "repeat" in note] and len(rows()) == ROWS + 1
+        return
+    with pytest.warns(gm.GristmillWarning, match=r"\(id\) repeats?: 3 2 times.* the last scored counts"):
+        gm.retry_dead(night)
+    assert len(rows()) == ROWS and (3, ROWS / 2) in rows()

@@ -177,9 +177,9 @@ def _compared(s: Scored) -> Compared:
 
 def _deliverable(s: Scored, whole: Whole) -> None:
     """Raises GateFailed if a delivery by key would be refused for the keys of the rows, unless that was accepted. Rows
-    of a retry are those of a result that stands.
+    of a retry are those of a result that stands: that is told.
     """
-    if s.retries or not s.spec.deliver:
+    if not s.spec.deliver:
         return
     new = s.receipts.parts
     try:
@@ -187,6 +187,9 @@ def _deliverable(s: Scored, whole: Whole) -> None:
     except BadSource:  # a file that is gone
         raise
     except BadJob as e:
+        if s.retries:
+            s.log.note("warning", f"{e} (a retry is published all the same; of rows with one key the last scored counts)")
+            return
         if not s.verbs.accept:
             ways = "--accept, accept=True, publishes them, and they are not delivered"
             raise GateFailed(
