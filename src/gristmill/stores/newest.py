@@ -133,7 +133,7 @@ def _refuse_repeated(
             for n, (times, _) in enumerate(found)
         )
         raise BadJob(
-            f"{shown}: {many:,} keys ({', '.join(key)}) repeat: {told}{' …' if many > 3 else ''}: give columns "
+            f"{shown}: {many:,} key{'' if many == 1 else 's'} ({', '.join(key)}) repeat{'s' if many == 1 else ''}: {told}{' …' if many > 3 else ''}: give columns "
             "that tell rows apart, or leave all but one of them out of the source"
         )
 
