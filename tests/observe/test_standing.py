@@ -29,6 +29,8 @@ def test_rows_that_no_store_will_take() -> None:
     """With keys that repeat no second try helps: the source is to be mended, and nothing more is to be accepted."""
     run = {"state": NOT_DELIVERED, "error": "1 key (id) repeats: 3 2 times"}
     way = told("gristmill run n.yaml --accept", exit_code=2, **run)
-    assert "in the source or the delivery" in way and "store is well" not in way and way.endswith("gristmill run n.yaml")
+    assert (
+        "in the source or the delivery" in way and "store is well" not in way and way.endswith("gristmill run n.yaml")
+    )
     way = told("gristmill run n.yaml", exit_code=1, **{**run, "error": "connection refused"})
     assert way.startswith("once the store is well")

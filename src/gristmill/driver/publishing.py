@@ -188,7 +188,9 @@ def _deliverable(s: Scored, whole: Whole) -> None:
         raise
     except BadJob as e:
         if s.retries:
-            s.log.note("warning", f"{e} (a retry is published all the same; of rows with one key the last scored counts)")
+            s.log.note(
+                "warning", f"{e} (a retry is published all the same; of rows with one key the last scored counts)"
+            )
             return
         if not s.verbs.accept:
             ways = "--accept, accept=True, publishes them, and they are not delivered"

@@ -11,9 +11,10 @@ from gristmill.observe.facts import Run, Standing, Way
 Line = tuple[str, str]  # a label, and a text
 NOT_DELIVERED, LATE, KILLED = "published, but not delivered", "deadline missed", "killed"
 UNREAD = "cannot be read, and"  # in the message of the gate for files of an update
-_FILE_FIRST = (
+FILE_FIRST = (
     "put what cannot be read right, and run it again; with --accept (accept=True) the others are published without it"
 )
+WHICH = "the message names the ways: which one is meant, only you can know"
 _STATES = {
     "running": "running",
     "unfinished": "not finished, and not running",
@@ -41,7 +42,7 @@ def standing(now: Mapping[str, Any], last: Run | None) -> Standing:
     if last is None or not bad:
         if gate:
             text = "look at it, and publish it as it is: run the job again with --accept (accept=True)"
-            text = _FILE_FIRST if UNREAD in gate else text
+            text = FILE_FIRST if UNREAD in gate else text
             return Standing("not published: a gate did not hold", gate, Way(text))
         return Standing(said, "", _resumed(last))
     if last.state == NOT_DELIVERED and state == "done":
@@ -73,13 +74,13 @@ def way(run: Run) -> Way:
     if run.exit_code == 2:
         return Way("mend what the message names, and run it again", _command(run))
     if run.exit_code == 3 and UNREAD in run.error:
-        return Way(_FILE_FIRST, _command(run, accept=False))
+        return Way(FILE_FIRST, _command(run, accept=False))
     if run.exit_code == 3:
         text = "go on and publish late" if run.state == LATE else "look at it, and publish it as it is"
         others = "" if run.state == LATE else " (or mend data or job, and run it without --accept)"
         return Way(f"{text} with --accept (accept=True){others}", _command(run, accept=True))
     if run.exit_code == 4:
-        return Way("the message names the ways: which one is meant, only you can know")
+        return Way(WHICH)
     return _resumed(run)
 
 

@@ -40,8 +40,8 @@ def newest(
 ) -> dict[str, np.ndarray]:
     """Of `files`, which are to be delivered, those with rows that are not the latest of their key among all `live`
     ones: a mask of the rows that are, by the file's name. `rows_of` opens files. Raises BadJob if two rows of one age
-    have the same key (`nights`: two of one night, also if one of them was dead then), or one of `files` has a null in it,
-    RunFailed for files that are not as they were published.
+    have the same key (`nights`: two of one night, also if one of them was dead then), or one of `files` has a null in
+    it, RunFailed for files that are not as they were published.
     """
     if not files:
         return {}
@@ -132,9 +132,10 @@ def _refuse_repeated(
             f"{', '.join(key_text(column[n]) for column in values.columns)} {times:,} times"
             for n, (times, _) in enumerate(found)
         )
+        repeat = f"{many:,} key{'s'[: many != 1]} ({', '.join(key)}) {'repeats' if many == 1 else 'repeat'}"
         raise BadJob(
-            f"{shown}: {many:,} key{'' if many == 1 else 's'} ({', '.join(key)}) repeat{'s' if many == 1 else ''}: {told}{' …' if many > 3 else ''}: give columns "
-            "that tell rows apart, or leave all but one of them out of the source"
+            f"{shown}: {repeat}: {told}{' …' if many > 3 else ''}: give columns that tell rows apart, or leave all but "
+            "one of them out of the source"
         )
 
 
