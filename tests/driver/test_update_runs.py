@@ -590,6 +590,66 @@ def test_rows_of_a_file_that_cannot_be_read_are_not_gone(tmp_path: Path, asked: 
         assert night().updated == {"kept": 100, "scored": 1, "gone": 0}
 
 
+def dumps(tmp_path: Path, **verbs: Any) -> gm.Report:
+    """A night that leaves out files that cannot be read."""
+    source = gm.source(str(tmp_path / "in"), on_bad_file="skip", where=verbs.pop("where", None))
+    return gm.Job(source, MODEL, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=0, update=BY_ID).run(**verbs)
+
+
+def cut(path: Path) -> bytes:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    return whole
+
+
+def test_rows_may_be_in_an_unreadable_file_of_another_name(tmp_path: Path, asked: Asked) -> None:
+    """A dump of several files, named by date, of which one is cut: the rows of last night's are not gone."""
+    for n in range(2):
+        put(tmp_path / "in", f"01-{n}", range(n * 50, n * 50 + 50))
+    dumps(tmp_path)
+    for n in range(2):
+        (tmp_path / "in" / f"01-{n}.parquet").rename(tmp_path / "in" / f"02-{n}.parquet")
+    whole = cut(tmp_path / "in" / "02-1.parquet")
+    told = r"02-1\.parquet cannot be read, .* has rows of .*01-0\.parquet, .*01-1\.parquet, no longer in the source"
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=told):
+        dumps(tmp_path)
+    assert len(rows(tmp_path)) == 100
+    (tmp_path / "in" / "02-1.parquet").write_bytes(whole)
+    assert dumps(tmp_path).updated == {"kept": 100, "scored": 0, "gone": 0}
+
+
+def test_a_restart_keeps_rows_of_an_unreadable_file(tmp_path: Path, asked: Asked) -> None:
+    """Scoring all anew replaces the result as an update does: it is held back alike, and may be accepted."""
+    for n in range(2):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+    dumps(tmp_path)
+    whole = cut(tmp_path / "in" / "1.parquet")
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=r"1\.parquet cannot be read, .* not gone"):
+        dumps(tmp_path, restart=True)
+    assert len(rows(tmp_path)) == 100
+    (tmp_path / "in" / "1.parquet").write_bytes(whole)
+    dumps(tmp_path)
+    assert len(rows(tmp_path)) == 100
+    cut(tmp_path / "in" / "1.parquet")
+    with pytest.warns(gm.GristmillWarning, match="which was accepted"):
+        dumps(tmp_path, restart=True, accept=True)
+    assert len(rows(tmp_path)) == 50
+
+
+def test_an_unreadable_file_of_which_all_rows_were_left_out(tmp_path: Path, asked: Asked) -> None:
+    """The result has nothing of it, so that the night goes on; of one whose rows were dead it has their letters."""
+    put(tmp_path / "in", "0", range(50))
+    put(tmp_path / "in", "1", range(1000, 1050))
+    dumps(tmp_path, where="id < 1000")
+    cut(tmp_path / "in" / "1.parquet")
+    put(tmp_path / "in", "2", [50], lambda i: "bad")
+    with pytest.warns(gm.GristmillWarning, match="skipped a bad file"):
+        assert dumps(tmp_path, where="id < 1000", accept=True).rows_dead == 1
+    cut(tmp_path / "in" / "2.parquet")
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=r"has rows of them, which are not gone"):
+        dumps(tmp_path, where="id < 1000")
+
+
 def test_what_retry_dead_says_of_an_update(tmp_path: Path, asked: Asked) -> None:
     """Of one that a gate holds back, or that has not begun, it names the run that goes on with it."""
     put(tmp_path / "in", "a", range(100))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from simulated import Simulated, run, runs, utc, write
 
+from gristmill.cli.app import main
 from gristmill.errors import BadJob, RunFailed, SinkBusy
 from gristmill.schedule.contract import RETRY, Happening, Run
 from gristmill.schedule.held import held
@@ -328,6 +329,19 @@ def test_one_state_for_two_folders(tmp_path: Path) -> None:
     belong("c", "c/.gristmill")
     (tmp_path / "link").unlink()
     belong("c", "state")
+
+
+def test_a_list_shows_no_nights_of_another_folder(tmp_path: Path) -> None:
+    """The state of another folder's jobs is refused, and not written to; its own folder is listed with it."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name)
+    with contextlib.closing(State(str(tmp_path / "state"))) as state:
+        state.belong(str(tmp_path / "a"))
+    assert main(["up", str(tmp_path / "b"), "--list", "--state", str(tmp_path / "state")]) == 2
+    assert main(["up", str(tmp_path / "a"), "--list", "--state", str(tmp_path / "state")]) == 0
+    with contextlib.closing(State(str(tmp_path / "state"))) as state:
+        assert state.refuse_others(str(tmp_path / "a"))[0] == "../a"
 
 
 def test_a_full_disk_for_the_state_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

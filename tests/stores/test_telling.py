@@ -146,11 +146,11 @@ def test_keys_that_repeat_hold_the_result_back(capsys: pytest.CaptureFixture[str
     source([*range(10), 3])
     there = rows()
     code, _, err = command(capsys, "run", "job.yaml", "--restart")
-    assert code == 3 and "1 keys (id) repeat: 3 2 times" in err and "nothing new was published" in err
+    assert code == 3 and "1 key (id) repeats: 3 2 times" in err and "nothing new was published" in err
     assert gm.read("out").count_rows() == ROWS and rows() == there
     assert "not published: a gate did not hold" in command(capsys, "status", "out")[1]
     code, _, err = command(capsys, "run", "job.yaml", "--accept")
-    assert code == 2 and "repeat: 3 2 times" in err and "the result is published" in err
+    assert code == 2 and "repeats: 3 2 times" in err and "the result is published" in err
     assert gm.read("out").count_rows() == 11 and rows() == there
     assert command(capsys, "run", "job.yaml")[0] == 2
     assert command(capsys, "deliver", "job.yaml")[0] == 2
@@ -168,3 +168,27 @@ def test_keys_of_an_update_that_repeat(capsys: pytest.CaptureFixture[str]) -> No
     code, _, err = command(capsys, *nightly)
     assert code == 0, err
     assert len(rows()) == ROWS + 2 == gm.read("out").count_rows()
+
+
+def unless_mended(batch: dict[str, Any]) -> dict[str, Any]:
+    """Fails for the last row, until a file says that it is mended."""
+    if not Path("mended").exists() and (np.asarray(batch["x"]) >= ROWS / 4).any():
+        raise ValueError("not yet")
+    return doubled(batch)
+
+
+@pytest.mark.parametrize("twin", [3, ROWS])
+def test_a_retry_with_the_key_of_another_row_of_its_night(twin: int) -> None:
+    """It takes that row's place in the store, and a warning names the key; a row of a key of its own has none."""
+    source([*range(ROWS), twin])
+    sink, gates = gm.sink("out", keep="id"), {"min_ok": 0.0}
+    night = gm.Job("rows.parquet", unless_mended, sink, workers=0, deliver=[gm.to(UPSERT)], gates=gates)
+    with pytest.warns(gm.GristmillWarning, match="dead"):
+        assert night.run().rows_dead == 1
+    Path("mended").touch()
+    if twin == ROWS:
+        assert not [note for note in gm.retry_dead(night).notes if "repeat" in note] and len(rows()) == ROWS + 1
+        return
+    with pytest.warns(gm.GristmillWarning, match=r"\(id\) repeats: 3 2 times.* the last scored counts"):
+        gm.retry_dead(night)
+    assert len(rows()) == ROWS and (3, ROWS / 2) in rows()

@@ -56,11 +56,11 @@ def refuse_repeated(
 ) -> None:
     """Before what is scored is published: see that no delivery by key would be refused for its keys, as it would be
     each night. `new` are the files of this run among all `live` ones, those of the generations `members`. Raises
-    BadJob.
+    BadJob, for a retry also if a row of the same night has the key of one that was dead then.
     """
     result = deliveries.Result(at.generation, tuple(members), about, deliveries.identity(at.root, at.files))
     for delivery in {d.key: d for d in reversed(() if at.stream else at.spec.deliver)}.values():
-        deliveries.refuse_repeated(delivery, result, new, live)
+        deliveries.refuse_repeated(delivery, result, new, live, at.retries)
 
 
 @contextlib.contextmanager

@@ -154,7 +154,8 @@ def _gates(s: Scored, counts: Counts) -> None:
     errors = s.receipts.sums.errors
     if warning := gates.warning(s.spec.gates, counts, errors):
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
-    if s.generation.kind == "update" and (why := updating.missed(Held.by(s.root, s.files), s.resolved)):
+    replaces = s.spec.update is not None and s.base is None  # whatever the verb: a restart loses rows, too
+    if replaces and (why := updating.missed(Held.by(s.root, s.files), s.resolved)):
         if not s.verbs.accept:
             raise GateFailed(why)
         s.log.note("warning", f"without the rows of {', '.join(s.resolved.unread[:3])}, which was accepted")
@@ -176,9 +177,9 @@ def _compared(s: Scored) -> Compared:
 
 def _deliverable(s: Scored, whole: Whole) -> None:
     """Raises GateFailed if a delivery by key would be refused for the keys of the rows, unless that was accepted. Rows
-    of a retry are those of a result that stands.
+    of a retry are those of a result that stands: that is told.
     """
-    if s.retries or not s.spec.deliver:
+    if not s.spec.deliver:
         return
     new = s.receipts.parts
     try:
@@ -186,6 +187,11 @@ def _deliverable(s: Scored, whole: Whole) -> None:
     except BadSource:  # a file that is gone
         raise
     except BadJob as e:
+        if s.retries:
+            s.log.note(
+                "warning", f"{e} (a retry is published all the same; of rows with one key the last scored counts)"
+            )
+            return
         if not s.verbs.accept:
             ways = "--accept, accept=True, publishes them, and they are not delivered"
             raise GateFailed(

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.driver.planning import Resolved
 from gristmill.driver.selection import Choice, Held, chosen, compared
-from gristmill.errors import BadJob, PlanChanged
+from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.observe import units
+from gristmill.observe.standing import UNREAD
 from gristmill.shards import shard
+from gristmill.shards.counts import Counts
 
 ROWS = (
     "options: source.where ",
@@ -111,22 +113,47 @@ def at_most(held: Held, r: Resolved) -> str:
 
 
 def missed(held: Held, r: Resolved) -> str:
-    """Why an update must not be published whose source has files that cannot be read: the result has rows of them,
-    which are not gone. "" if it has none.
+    """Why a result made anew must not be published whose source has files that cannot be read: the one before has rows
+    of them, or of files that are gone, which may be in them under another name. "" if it has none.
     """
     if not r.unread or held.latest is None:
         return ""
-    before = {path for member in held.members() for path in generations.stored_inputs(member)}
-    lost = [path for path in r.unread if path in before]
-    if not lost:
-        return ""
-    which = f"{', '.join(lost[:3])}{f' and {len(lost) - 3} more' if len(lost) > 3 else ''}"
-    they, them, one = ("it is", "it", "the file") if len(lost) == 1 else ("they are", "them", "the files")
+    unread = _listed(r.unread)
+    they, them, one = ("it is", "it", "the file") if len(r.unread) == 1 else ("they are", "them", "the files")
+    try:
+        absent = _with_rows(held.members(), frozenset(r.fingerprint.inputs))
+    except CorruptStore as e:
+        why = f"may have rows of {them}: which files its rows are of cannot be told ({e})"
+    else:
+        if not absent:
+            return ""
+        why = f"has rows of {them}, which are not gone"
+        if not absent & set(r.unread):
+            why = f"has rows of {_listed(sorted(absent))}, no longer in the source, which may be in {them}"
     return (
-        f"{which} cannot be read, and the result has rows of {them}, which are not gone: nothing new was published, "
-        f"and the result before stands. Put {one} right and run again; if {they} to leave, --accept (accept=True) "
-        f"publishes the others without {them}"
+        f"{unread} {UNREAD} the result {why}: nothing new was published, and the result before stands. Put {one} "
+        f"right and run again; if {they} to leave, --accept (accept=True) publishes the others without {them}"
     )
+
+
+def _with_rows(members: Sequence[Generation], there: Set[str]) -> set[str]:
+    """The files of generations that are not `there`, and of whose shards some rows were not left out. Raises
+    CorruptStore if a plan is damaged.
+    """
+    found: set[str] = set()
+    for member in members:
+        if generations.stored_inputs(member).keys() <= there:
+            continue
+        shards = generations.read_plan(member).shards
+        for number, receipt in receipts.standing(member.receipts, member.files).items():
+            counts = Counts(*receipt.counts)
+            if counts.ok or counts.all_dead:
+                found.update(piece.file.path for piece in shards[number].pieces)
+    return found - there
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return f"{', '.join(paths[:3])}{f' and {len(paths) - 3} more' if len(paths) > 3 else ''}"
 
 
 def told(lines: Sequence[str], generation: int | None = None) -> str:

@@ -10,6 +10,11 @@ from gristmill.observe.facts import Run, Standing, Way
 
 Line = tuple[str, str]  # a label, and a text
 NOT_DELIVERED, LATE, KILLED = "published, but not delivered", "deadline missed", "killed"
+UNREAD = "cannot be read, and"  # in the message of the gate for files of an update
+FILE_FIRST = (
+    "put what cannot be read right, and run it again; with --accept (accept=True) the others are published without it"
+)
+WHICH = "the message names the ways: which one is meant, only you can know"
 _STATES = {
     "running": "running",
     "unfinished": "not finished, and not running",
@@ -37,6 +42,7 @@ def standing(now: Mapping[str, Any], last: Run | None) -> Standing:
     if last is None or not bad:
         if gate:
             text = "look at it, and publish it as it is: run the job again with --accept (accept=True)"
+            text = FILE_FIRST if UNREAD in gate else text
             return Standing("not published: a gate did not hold", gate, Way(text))
         return Standing(said, "", _resumed(last))
     if last.state == NOT_DELIVERED and state == "done":
@@ -60,16 +66,21 @@ def failed(run: Run) -> bool:
 
 def way(run: Run) -> Way:
     """What to do about a run that did not end well."""
+    if run.state == NOT_DELIVERED and run.exit_code == 2:
+        text = "mend what the message names, in the source or the delivery, and run it again without --accept"
+        return Way(text, _command(run, accept=False))
     if run.state == NOT_DELIVERED:
         return Way("once the store is well, run it again: nothing is scored again", _command(run))
     if run.exit_code == 2:
         return Way("mend what the message names, and run it again", _command(run))
+    if run.exit_code == 3 and UNREAD in run.error:
+        return Way(FILE_FIRST, _command(run, accept=False))
     if run.exit_code == 3:
         text = "go on and publish late" if run.state == LATE else "look at it, and publish it as it is"
         others = "" if run.state == LATE else " (or mend data or job, and run it without --accept)"
         return Way(f"{text} with --accept (accept=True){others}", _command(run, accept=True))
     if run.exit_code == 4:
-        return Way("the message names the ways: which one is meant, only you can know")
+        return Way(WHICH)
     return _resumed(run)
 
 
@@ -77,12 +88,13 @@ def _resumed(run: Run | None) -> Way:
     return Way("run the job again to resume: what is scored is kept", "" if run is None else _command(run))
 
 
-def _command(run: Run, accept: bool = False) -> str:
+def _command(run: Run, accept: bool | None = None) -> str:
+    """As it was, or so that it accepts what was found, or does not."""
     if not run.command:
         return ""
     words = list(run.command)
-    if accept and "retry-dead" not in words[:2]:
-        words = [word for word in words if word not in ("--accept", "--restart")] + ["--accept"]
+    if accept is not None and "retry-dead" not in words[:2]:
+        words = [word for word in words if word not in ("--accept", "--restart")] + ["--accept"] * accept
     return f"cd {shlex.quote(run.folder)} && {shlex.join(words)}"
 
 

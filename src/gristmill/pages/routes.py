@@ -185,12 +185,17 @@ class Pages:
             "run.html", run=run, line=line, lines=lines, running=running, now=seen.value if running else None,
             facts=None if running else seen.value, unseen=seen.why, forecast=self._forecast, told=self._told(run.job),
             failed=None if failed is None else self._line(failed),
-            steps=[] if failed is None else shown.steps(failed, self._source.path(run.job), self._source.state),
+            steps=[] if failed is None else self._steps(failed),
             failures=sum(one.state == "failed" for one in state.last(run.job, shown.MOST_RUNS)),
             log=[clean(text) for text in shown.log_end(self._source.log_of(newest))],
             log_path=self._source.log_of(newest),
             refresh=REFRESH_S if running or seen.soon else IDLE_REFRESH_S if newest.state == "due" else 0,
         )  # fmt: skip
+
+    def _steps(self, failed: Run) -> list[tuple[str, str]]:
+        told = self._source.folder().jobs.get(failed.job)
+        words, updates = self._line(failed).words, told is not None and told.updates
+        return shown.steps(failed, self._source.path(failed.job), words, updates)
 
     def _report(self, state: State, run: Run) -> Response:
         above = [("Jobs", "/"), (run.job, shown.address(run.job)), (self._line(run).of, shown.run_address(run))]

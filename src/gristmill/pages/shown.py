@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone, tzinfo
 from urllib.parse import quote
 
 from gristmill.observe import units
+from gristmill.observe.standing import UNREAD, WHICH
 from gristmill.schedule.calendar import next_tick
 from gristmill.schedule.contract import RETRY, RUN, Happening, Run, stamp
 from gristmill.schedule.entry import Scheduled
@@ -148,12 +149,21 @@ def _state(run: Run, now: float, zone: tzinfo) -> tuple[str, str]:
     return {"covered": "left to a later run"}.get(run.state, run.state), tones.get(run.state, "")
 
 
-def steps(run: Run, path: str, folder: str) -> list[tuple[str, str]]:
-    """What a person does about a run that was given up: sentences, each with a command, or "" for none."""
+def steps(run: Run, path: str, words: str = "", updates: bool = False) -> list[tuple[str, str]]:
+    """What a person does about a run that was given up: sentences, each with a command, or "" for none. `words` are the
+    last message of its log; `updates` is whether the job follows its source.
+    """
     job, tick = shlex.quote(path), shlex.quote(run.key[1])
     command = f"cd {shlex.quote(os.getcwd())} && gristmill {run.what} {job} --scheduled {tick}"
     if run.exit == 2:
         return [(f"Mend what the message names, in {path} or what it reads. Then let it be tried again.", "")]
+    if run.exit == 3 and UNREAD in words:
+        return [
+            ("Nothing new was published; the result before stands, and what was scored is kept.", ""),
+            ("Put what cannot be read right, and let it be tried again.", ""),
+            ("If it is to leave, publish the others without it, and then let it be tried again here, so that jobs that "
+             "come after it run, too:", f"{command} --accept"),
+        ]  # fmt: skip
     if run.exit == 3:
         return [
             ("Nothing new was published; the result before stands, and what was scored is kept.", ""),
@@ -164,6 +174,11 @@ def steps(run: Run, path: str, folder: str) -> list[tuple[str, str]]:
     if run.exit == 4 and run.what == RETRY:
         return [("The code is another one than that which scored the rows. If that is the fix, retry with the code as "
                  "it is now: tick the box beside the button on the page of the dead letters.", "")]  # fmt: skip
+    if run.exit == 4 and updates:
+        return [
+            ("Source, model or code are not those with which this result was begun; the message says which.", ""),
+            (f"{WHICH[0].upper()}{WHICH[1:]}.", ""),
+        ]
     if run.exit == 4:
         return [
             ("Source, model or code are not those with which this result was begun; the message says which.", ""),

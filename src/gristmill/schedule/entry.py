@@ -15,8 +15,8 @@ from gristmill.jobfile.scheduling import known_to
 
 @dataclass(frozen=True)
 class Scheduled:
-    """A job file that runs by itself: its schedule, its deadline, where its source is; and whether `each` tick has a
-    run of its own, rather than the latest one standing for those before it.
+    """A job file that runs by itself: its schedule, its deadline, where its source is; whether `each` tick has a run
+    of its own, rather than the latest one standing for those before it; and whether it `updates` its result.
     """
 
     schedule: Schedule
@@ -24,6 +24,7 @@ class Scheduled:
     deadline: str | None = None
     stops: bool = False
     source: tuple[str, ...] = ()
+    updates: bool = False
 
 
 def scheduled(path: str, now: datetime, environ: Mapping[str, str]) -> Scheduled | None:
@@ -39,4 +40,5 @@ def scheduled(path: str, now: datetime, environ: Mapping[str, str]) -> Scheduled
     spec = read_job_file(path, environ=environ, tick=now)
     assert spec.schedule is not None
     each = spec.schedule.each_counts(known_to(document))
-    return Scheduled(spec.schedule, each, spec.deadline, spec.on_deadline == "stop", spec.source.uri)
+    stops, updates = spec.on_deadline == "stop", spec.update is not None
+    return Scheduled(spec.schedule, each, spec.deadline, stops, spec.source.uri, updates)

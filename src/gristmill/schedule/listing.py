@@ -16,12 +16,15 @@ from gristmill.schedule.state import State
 
 
 def listed(files: JobFiles, folder: str, now: datetime) -> Table:
-    """A line for each job file with a schedule, and for each that cannot be run."""
+    """A line for each job file with a schedule, and for each that cannot be run. Raises BadJob if the state in `folder`
+    is that of other jobs.
+    """
     found, rows = files.read(now), []
     with contextlib.ExitStack() as stack:
         state = None
         if os.path.exists(os.path.join(folder, "up.sqlite")):
             state = stack.enter_context(contextlib.closing(State(folder)))
+            state.refuse_others(files.folder)
         for name, told in found.jobs.items():
             last = [run for run in state.last(name, 2) if run.what == RUN] if state is not None else []
             tick = next_tick(told, now)

@@ -76,22 +76,30 @@ class State:
         )
 
     def belong(self, jobs: str) -> None:
-        """Note that this is the state of a folder of jobs. Raises BadJob if it is that of another one: jobs of one name
-        would be taken for each other. A folder that is gone was moved.
+        """Note that this is the state of a folder of jobs. Raises BadJob as `refuse_others` does. A folder that is gone
+        was moved.
+        """
+        with self._change() as held:
+            found, mine = self.refuse_others(jobs)
+            if found != mine:
+                held.execute("DELETE FROM of")
+                held.execute("INSERT INTO of VALUES (?)", (mine,))
+
+    def refuse_others(self, jobs: str) -> tuple[str | None, str]:
+        """What this says of its folder of jobs, and what it is to say of this one; nothing is written. Raises BadJob if
+        it is the state of another one: jobs of one name would be taken for each other.
         """
         here = os.path.abspath(os.path.dirname(self.path))
         mine = os.path.relpath(os.path.abspath(jobs), here)
-        with self._change() as held:
-            found = held.execute("SELECT folder FROM of").fetchone()
-            other = None if found is None else os.path.normpath(os.path.join(here, found[0]))
-            if other is not None and found[0] != mine and os.path.isdir(other) and not os.path.samefile(other, jobs):
-                raise BadJob(
-                    f"{self.path}: is the state of the jobs in {other}, whose times would be taken for those of "
-                    f"{jobs}: name a folder of its own for these (--state)"
-                )
-            if found is None or found[0] != mine:
-                held.execute("DELETE FROM of")
-                held.execute("INSERT INTO of VALUES (?)", (mine,))
+        row = self._held.execute("SELECT folder FROM of").fetchone()
+        found = None if row is None else row[0]
+        other = None if found is None else os.path.normpath(os.path.join(here, found))
+        if other is not None and found != mine and os.path.isdir(other) and not os.path.samefile(other, jobs):
+            raise BadJob(
+                f"{self.path}: is the state of the jobs in {other}, whose times would be taken for those of "
+                f"{jobs}: name a folder of its own for these (--state)"
+            )
+        return found, mine
 
     def close(self) -> None:
         """Close the file."""

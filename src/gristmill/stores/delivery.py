@@ -403,19 +403,23 @@ def _receipt_at(path: str, files: Files) -> Delivered | None:
         return None
 
 
-def refuse_repeated(delivery: Delivery, result: Result, files: Sequence[Live], live: Sequence[Live]) -> None:
+def refuse_repeated(
+    delivery: Delivery, result: Result, files: Sequence[Live], live: Sequence[Live], nights: bool = False
+) -> None:
     """Before a result is published, of whose `live` files these are new: raises BadJob for keys that repeat in them,
-    or are null, as `Loading.finish` would.
+    or are null, as `Loading.finish` would; also for those of all rows of one night (`nights`), as that does not.
     """
     if delivery.key:
-        _chosen(delivery, result, [f for f in files if f.role == "rows"], live)
+        _chosen(delivery, result, [f for f in files if f.role == "rows"], live, nights)
 
 
-def _chosen(delivery: Delivery, result: Result, files: Sequence[Live], live: Sequence[Live]) -> dict[str, np.ndarray]:
+def _chosen(
+    delivery: Delivery, result: Result, files: Sequence[Live], live: Sequence[Live], nights: bool = False
+) -> dict[str, np.ndarray]:
     rows = [f for f in live if f.role == "rows"]
     claims = generations(result.generation.root, result.generation.files)
     members = [g for g in claims if g.number in result.members]
-    return newest(files, rows, members, result.rows_of, delivery.key, f"deliver {delivery.shown}")
+    return newest(files, rows, members, result.rows_of, delivery.key, f"deliver {delivery.shown}", nights)
 
 
 def deliver(

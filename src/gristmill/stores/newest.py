@@ -36,26 +36,31 @@ def newest(
     rows_of: Callable[[Sequence[Live]], ds.Dataset],
     key: Sequence[str],
     shown: str,
+    nights: bool = False,
 ) -> dict[str, np.ndarray]:
     """Of `files`, which are to be delivered, those with rows that are not the latest of their key among all `live`
     ones: a mask of the rows that are, by the file's name. `rows_of` opens files. Raises BadJob if two rows of one age
-    have the same key, or one of `files` has a null in it, RunFailed for files that are not as they were published.
+    have the same key (`nights`: two of one night, also if one of them was dead then), or one of `files` has a null in
+    it, RunFailed for files that are not as they were published.
     """
     if not files:
         return {}
     old = dict(zip(live, ages(live, members), strict=True))
     first, asked = min(old[f] for f in files), set(files)
+    if nights:
+        first = (first[0], 0)
     several = [*files, *(f for f in live if f not in asked and old[f] >= first)]
     order = {age: n for n, age in enumerate(sorted({old[f] for f in several}))}
     heads, wanted = [f"k{i}" for i in range(len(key))], sum(f.rows for f in files)
     ends, of = np.cumsum([f.rows for f in several]), np.array([order[old[f]] for f in several], np.int32)
+    night = np.array([old[f][0] for f in several], np.int32)
     rows = rows_of(several)
     if len(order) == 1 and len(key) == 1 and _ascend(rows, key[0]) == ends[-1]:
         return {}
     fields = [
         pa.field(head, comparable_type(rows.schema.field(name).type)) for head, name in zip(heads, key, strict=True)
     ]
-    schema = pa.schema([*fields, ("n", pa.int64()), ("age", pa.int32())])
+    schema = pa.schema([*fields, ("n", pa.int64()), ("age", pa.int32()), ("night", pa.int32())])
 
     at = 0
 
@@ -64,9 +69,9 @@ def newest(
         nonlocal at
         for batch in rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches():
             n = np.arange(at, at + len(batch))
-            age = of[np.searchsorted(ends, n, side="right").clip(max=len(of) - 1)]
+            file = np.searchsorted(ends, n, side="right").clip(max=len(of) - 1)
             columns = [_comparable(column) for column in batch.columns]
-            yield pa.record_batch([*columns, pa.array(n), pa.array(age)], schema=schema)
+            yield pa.record_batch([*columns, pa.array(n), pa.array(of[file]), pa.array(night[file])], schema=schema)
             at += len(batch)
 
     with spilling(KEY_MEMORY) as connection:
@@ -75,7 +80,7 @@ def newest(
         if at != ends[-1]:
             raise RunFailed(f"{shown}: its files have {at:,} rows, and {ends[-1]:,} were published: verify tells which")
         _refuse_nulls(connection, heads, wanted, key, shown)
-        _refuse_repeated(connection, heads, rows, key, shown)
+        _refuse_repeated(connection, heads, rows, key, shown, "night" if nights else "age")
         return {} if len(order) < 2 else _masks(connection, heads, files)
 
 
@@ -114,9 +119,11 @@ def _comparable(column: pa.Array) -> pa.Array:
     return values if nan is None else pc.if_else(nan, pa.scalar(None, values.type), values)
 
 
-def _refuse_repeated(connection: Any, heads: Sequence[str], rows: ds.Dataset, key: Sequence[str], shown: str) -> None:
+def _refuse_repeated(
+    connection: Any, heads: Sequence[str], rows: ds.Dataset, key: Sequence[str], shown: str, among: str
+) -> None:
     names = ", ".join(heads)
-    groups = f"SELECT {names}, count(*) AS times, min(n) AS first FROM keys GROUP BY age, {names} HAVING times > 1"
+    groups = f"SELECT {names}, count(*) AS times, min(n) AS first FROM keys GROUP BY {among}, {names} HAVING times > 1"
     found = connection.execute(f"SELECT times, first FROM ({groups}) ORDER BY times DESC, {names} LIMIT 3").fetchall()
     if found:
         (many,) = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone()
@@ -125,9 +132,10 @@ def _refuse_repeated(connection: Any, heads: Sequence[str], rows: ds.Dataset, ke
             f"{', '.join(key_text(column[n]) for column in values.columns)} {times:,} times"
             for n, (times, _) in enumerate(found)
         )
+        repeat = f"{many:,} key{'s'[: many != 1]} ({', '.join(key)}) {'repeats' if many == 1 else 'repeat'}"
         raise BadJob(
-            f"{shown}: {many:,} keys ({', '.join(key)}) repeat: {told}{' …' if many > 3 else ''}: give columns "
-            "that tell rows apart, or leave all but one of them out of the source"
+            f"{shown}: {repeat}: {told}{' …' if many > 3 else ''}: give columns that tell rows apart, or leave all but "
+            "one of them out of the source"
         )
 
 
