@@ -618,6 +618,21 @@ def test_rows_may_be_in_an_unreadable_file_of_another_name(tmp_path: Path, asked
     assert dumps(tmp_path).updated == {"kept": 100, "scored": 0, "gone": 0}
 
 
+def test_rows_may_have_moved_into_an_unreadable_file(tmp_path: Path, asked: Asked) -> None:
+    """Out of a file that is still there: if rows are gone, the night is held back; if none is, the file is told."""
+    put(tmp_path / "in", "0", range(60))
+    dumps(tmp_path)
+    put(tmp_path / "in", "0", range(30))
+    (tmp_path / "in" / "1.parquet").write_bytes(b"PAR1 cut")
+    told = r"1\.parquet cannot be read, and the result has 30 rows that no file which can be read has any more"
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=told):
+        dumps(tmp_path)
+    assert gm.read(str(tmp_path / "out")).to_table().num_rows == 60
+    put(tmp_path / "in", "0", range(60), lambda i: f"new {i}" if i == 50 else str(i))
+    with pytest.warns(gm.GristmillWarning):
+        assert dumps(tmp_path).rows_ok == 60
+
+
 def test_a_restart_keeps_rows_of_an_unreadable_file(tmp_path: Path, asked: Asked) -> None:
     """Scoring all anew replaces the result as an update does: it is held back alike, and may be accepted."""
     for n in range(2):

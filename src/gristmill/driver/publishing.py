@@ -155,12 +155,17 @@ def _gates(s: Scored, counts: Counts) -> None:
     if warning := gates.warning(s.spec.gates, counts, errors):
         s.log.note("warning", warning, rows_dead=counts.dead + counts.derived_dead)
     replaces = s.spec.update is not None and s.base is None  # whatever the verb: a restart loses rows, too
-    if replaces and (why := updating.missed(Held.by(s.root, s.files), s.resolved)):
+    if replaces and (why := updating.missed(Held.by(s.root, s.files), s.resolved, lambda: _gone(s))):
         if not s.verbs.accept:
             raise GateFailed(why)
         s.log.note("warning", f"without the rows of {', '.join(s.resolved.unread[:3])}, which was accepted")
     if not s.verbs.accept and not s.retries:
         gates.final(s.spec.gates, counts, errors, s.look, s.generation.kind == "append")
+
+
+def _gone(s: Scored) -> int | None:
+    """How many rows of the result before are gone; 0 where a restart counts none."""
+    return updatecounts.counted(s).get("gone") if s.generation.kind == "update" else 0
 
 
 def _compared(s: Scored) -> Compared:

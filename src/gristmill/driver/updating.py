@@ -112,27 +112,35 @@ def at_most(held: Held, r: Resolved) -> str:
     )
 
 
-def missed(held: Held, r: Resolved) -> str:
+def missed(held: Held, r: Resolved, gone: Callable[[], int | None]) -> str:
     """Why a result made anew must not be published whose source has files that cannot be read: the one before has rows
-    of them, or of files that are gone, which may be in them under another name. "" if it has none.
+    of them, or of files that are gone, or rows that are `gone` (None: not known), which may be in them. "" if it has
+    none.
     """
     if not r.unread or held.latest is None:
         return ""
-    unread = _listed(r.unread)
-    they, them, one = ("it is", "it", "the file") if len(r.unread) == 1 else ("they are", "them", "the files")
+    them = "it" if len(r.unread) == 1 else "them"
     try:
         absent = _with_rows(held.members(), frozenset(r.fingerprint.inputs))
     except CorruptStore as e:
-        why = f"may have rows of {them}: which files its rows are of cannot be told ({e})"
-    else:
-        if not absent:
-            return ""
-        why = f"has rows of {them}, which are not gone"
-        if not absent & set(r.unread):
-            why = f"has rows of {_listed(sorted(absent))}, no longer in the source, which may be in {them}"
+        return _held_back(r.unread, f"may have rows of {them}: which files its rows are of cannot be told ({e})")
+    if absent & set(r.unread):
+        return _held_back(r.unread, f"has rows of {them}, which are not gone")
+    if absent:
+        return _held_back(
+            r.unread, f"has rows of {_listed(sorted(absent))}, no longer in the source, which may be in {them}"
+        )
+    if (rows := gone()) == 0:
+        return ""
+    of = "may have rows" if rows is None else f"has {units.plural(rows, 'row')}"
+    return _held_back(r.unread, f"{of} that no file which can be read has any more, and which may be in {them}")
+
+
+def _held_back(unread: Sequence[str], why: str) -> str:
+    they, them, one = ("it is", "it", "the file") if len(unread) == 1 else ("they are", "them", "the files")
     return (
-        f"{unread} {UNREAD} the result {why}: nothing new was published, and the result before stands. Put {one} "
-        f"right and run again; if {they} to leave, --accept (accept=True) publishes the others without {them}"
+        f"{_listed(unread)} {UNREAD} the result {why}: nothing new was published, and the result before stands. Put "
+        f"{one} right and run again; if {they} to leave, --accept (accept=True) publishes the others without {them}"
     )
 
 

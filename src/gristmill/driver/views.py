@@ -130,7 +130,7 @@ def plan(spec: JobSpec) -> PlanView:
         stores = _stores(spec, held, r, refused)
         takes = estimate(r)
         if held is not None and spec.update is not None:
-            gates += filter(None, [updating.missed(held, r)])
+            gates += filter(None, [updating.missed(held, r, lambda: 0)])  # rows are not read yet
             sink = "; ".join(filter(None, [sink, updating.at_most(held, r) if "which a run updates" in sink else ""]))
     before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]
     after = [(store.problem, BadJob.exit_code) for store in stores if store.problem and not store.before]
