@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.commit.ledger import Ledger
 from gristmill.driver import scoring
 from gristmill.driver.planning import resolve
 from gristmill.driver.run import retry_dead
@@ -861,7 +862,7 @@ def test_a_sink_that_is_not_shared_with_the_workers_ends_the_run(
 ) -> None:
     """Receipts that the driver never sees, as in a folder of each machine's own: told, not scored again for ever."""
     monkeypatch.setattr(scoring, "UNSEEN", 1.0)
-    monkeypatch.setattr(scoring.receipts, "standing", lambda *_: {})
+    monkeypatch.setattr(scoring.Ledger, "of", staticmethod(lambda generation, *_: Ledger(generation)))
     sink = gm.sink(str(tmp_path / "out"), keep=["id"])
     with pytest.raises(gm.RunFailed, match=r"committed, but no receipt of theirs is in .*: the sink is not shared"):
         gm.Job(numbers, lambda batch: {"y": batch["x"]}, sink, workers=1, shard_rows=300).run()
