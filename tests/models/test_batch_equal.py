@@ -130,7 +130,7 @@ def test_equal_requests_are_paid_once_over_kills(
         assert billed(told) - before == 50, (call, after)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("provider", "kills"), [("openai", [2]), ("anthropic", [1, 2])])
 def test_a_second_batch_of_an_equal_shard_is_waited_for(
     server: BatchServer, tmp_path: Path, provider: str, kills: list[int]
