@@ -32,6 +32,9 @@ MORE = 4
 MOST_PROBED = 16_384  # rows to search for one that can be scored before there is a plan
 PROOF_ROWS = 16  # whether a model that has worked works still
 TIMED_ROWS = 16  # if the schema is known, only the rate is needed, while the other workers wait
+# On a GPU these take as long as one row does, and tell nothing of its rate; half of them are for what the first call
+# takes, which is a second and more.
+GPU_TIMED_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,9 @@ def first_rows(at: Chosen) -> int:
     info, own = at.resolved.info, bool(at.spec.steps or at.spec.post)
     if info.at_once and info.schema is not None and not own:
         return info.alone if at.generation.schema is None else max(1, info.alone)
-    return min(TIMED_ROWS if info.by_tokens and not own else PROBE_ROWS, at.batch.rows)
+    if not info.by_tokens or own:
+        return min(PROBE_ROWS, at.batch.rows)
+    return min(GPU_TIMED_ROWS if at.resolved.place.gpu else TIMED_ROWS, at.batch.rows)
 
 
 def proof(at: Chosen, scored: Shard | None) -> Task:
@@ -172,11 +177,16 @@ def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[
 
 def rate(r: planning.Resolved, answer: Mapping[str, Any]) -> float | None:
     """Rows a second of one worker, by a probe's answer. The slower stage sets the pace: without steps that is the
-    model, as opening a file must not count as work.
+    model, as opening a file must not count as work. What a GPU's first calls took is left out.
     """
-    stages = ("model_seconds", "prepare_seconds") if r.job.steps else ("model_seconds",)
-    seconds = max(answer["figures"].get(stage, 0.0) for stage in stages)
-    return answer["ok"] / seconds if seconds > 0 and answer["ok"] else None
+    figures, rows = answer["figures"], answer["ok"]
+    model, warmed = figures.get("model_seconds", 0.0), rows - figures.get("warmup_rows", 0.0)
+    each = [figures.get("prepare_seconds", 0.0) / rows] if r.job.steps and rows else []
+    if warmed > 0:
+        each.append((model - figures.get("warmup_seconds", 0.0)) / warmed)
+    elif rows:
+        each.append(model / rows)
+    return 1 / max(each) if each and max(each) > 0 else None
 
 
 def _known(at: Chosen) -> dict[str, Any]:

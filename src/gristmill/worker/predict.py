@@ -122,11 +122,18 @@ class Predict:
         isolation = self._isolation(task, window, before)
         sweeps = task.kind == "score" and not task.careful
         self._budgets = self._budgets.next(False)  # batches already cut are no trial
-        for batch in itertools.chain(apart, self._batches(window.prepared, np.flatnonzero(alive), sweeps)):
+        left = np.flatnonzero(alive)
+        warming = len(left) // 2 if task.kind == "probe" and self._recipe.place.gpu else 0
+        parts = (self._batches(window.prepared, rows, sweeps) for rows in (left[:warming], left[warming:]))
+        for batch in itertools.chain(apart, *parts):
             started = time.perf_counter()
             found = isolation.score(batch)
             seconds = time.perf_counter() - started
             figures["model_seconds"] += seconds
+            if warming > 0:
+                figures["warmup_seconds"] = figures.get("warmup_seconds", 0.0) + seconds
+                figures["warmup_rows"] = figures.get("warmup_rows", 0.0) + sum(len(i) for i, _ in found.outputs)
+                warming -= len(batch)
             figures["batches"] += 1
             tokens = counted(batch)
             if sweeps and not found.dead:

@@ -36,7 +36,7 @@ from gristmill.worker.steps import LoadedStep
 from gristmill.worker.suspects import Suspects, death_of
 from gristmill.worker.windows import WindowSize, gather
 
-FIRST_WINDOW = 512  # rows: the model starts on these while the next window is read
+FIRST_WINDOW = 512  # rows of a worker's first shard: the model starts on these while the next window is read
 KEPT_ROWS = (
     8  # rows with kept answers that count as one: a window is a model's, and has few others where little changed
 )
@@ -169,6 +169,7 @@ class Prepare:
         self._readings: dict[str, Reading] = {}  # for files that are read with a schema of their own, by path
         self._kept: tuple[str, KeptAnswers] | None = None  # of the plan that was last worked on
         self._opening = threading.Lock()
+        self._begun = False  # whether a shard has been, so that the model has work while the next one is read
         # If preparing takes more than reading, the model need not wait for a full window.
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
         if recipe.reader.where is not None or any(s.expression for s in recipe.steps):
@@ -194,7 +195,9 @@ class Prepare:
 
     def _windows(self, task: Task, suspects: Suspects | None, read: list[str]) -> Iterator[Window]:
         most = self._recipe.batch.window
-        size = WindowSize(most, self._recipe.running.window_bytes, FIRST_WINDOW if self._slow else most)
+        first = FIRST_WINDOW if self._slow and not self._begun else most
+        self._begun = self._begun or task.kind == "score"
+        size = WindowSize(most, self._recipe.running.window_bytes, first)
         following = None
         if self._recipe.matching is not None and task.kind == "score":
             following = Following(self._recipe.matching)
