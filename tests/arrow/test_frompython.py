@@ -192,6 +192,7 @@ def same(answer, held):
 
 @given(column().flatmap(lambda k: st.lists(k, max_size=4)))
 @settings(max_examples=400, deadline=None)
+@pytest.mark.long
 def test_fault_51_whatever_is_taken_is_what_it_was(values):
     """Any values, nested and mixed: held as they are, or refused."""
     try:

@@ -7,6 +7,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from callers import eventually
 
 Folder = Any  # conftest.Folder
@@ -62,6 +64,7 @@ def test_a_gate_that_did_not_hold(folder: Folder) -> None:
     assert "<script" not in html and "&lt;script&gt;" in html and "Not published: a gate did not hold" in html
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed(folder: Folder) -> None:
     """Its record says that it was, and the next one goes on."""
     arguments = (

@@ -132,6 +132,7 @@ def test_a_gate(folder: Folder) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.long
 def test_a_deadline(folder: Folder) -> None:
     """Exit 3 of a run that stops at its deadline: it goes on with --accept."""
     write(folder, "Slow", "deadline: 2s\non_deadline: stop")
@@ -164,6 +165,7 @@ def test_deliveries_that_fail(folder: Folder) -> None:
     assert stands(folder) == {"state": "done and published"}
 
 
+@pytest.mark.long
 @pytest.mark.long
 def test_a_run_that_was_killed(folder: Folder) -> None:
     """It cannot say so itself."""

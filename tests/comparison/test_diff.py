@@ -49,6 +49,7 @@ NIGHT = st.dictionaries(
 
 @settings(max_examples=15, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.too_slow])
 @given(NIGHT, NIGHT, st.randoms(use_true_random=False))
+@pytest.mark.long
 def test_rows_are_sorted_as_dicts_sort_them(tmp_path_factory, one, two, shuffle):
     """New, gone, changed and same, whatever the order; examples are of each sort, with the values of both."""
     at = tmp_path_factory.mktemp("nights")

@@ -46,6 +46,7 @@ PROSE = {
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page) and page not in (STORES, DELIVERIES, DATABASES, PROMPTS, ELSEWHERE)]
 )

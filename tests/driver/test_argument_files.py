@@ -470,6 +470,7 @@ def both(conf: str, weights: str, log: str, x: int) -> float:
     return x * json.loads(Path(conf).read_text()) * json.loads(Path(weights).read_text())
 
 
+@pytest.mark.long
 def test_a_checkpoint_knows_a_log_after_kill_9(tmp_path: Path) -> None:
     """What was computed before the kill is not computed again."""
     log = tmp_path / "calls.log"

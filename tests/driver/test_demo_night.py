@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import gristmill as gm
 
 DEMO = Path(__file__).parents[2] / "examples" / "nights.py"
 
 
+@pytest.mark.long
 def test_three_nights(tmp_path: Path) -> None:
     """The second night keeps what has not changed, the third is refused and told, and what is published is whole."""
     command = [sys.executable, str(DEMO), "--reviews", "1000"]

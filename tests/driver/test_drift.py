@@ -202,6 +202,7 @@ def _all(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.few(3)
 def test_whole_numbers_become_floats_with_evolve_where_each_is_exact(kind: str, form: str, tmp_path: Path) -> None:
     """The result's and the new rows': then the column is one of floats for all, and reads so."""
     write(tmp_path / "in", "a", 0, kind)

@@ -255,6 +255,7 @@ def test_what_a_job_cannot_mean(tmp_path: Path, drift: Any, said: str) -> None:
     assert not list(tmp_path.glob("out/_gristmill/g*/receipts/*"))
 
 
+@pytest.mark.long
 def test_many_workers_and_formats(tmp_path: Path) -> None:
     """Profiles come from every worker and every format; npy's vectors are compared like others."""
     night(tmp_path, "a.parquet", 1000)

@@ -90,7 +90,7 @@ def prompted(rows: pa.Table, sink: Path, **options: Any) -> Any:
     return gm.prompt(rows, sink, prompt="{{ text }}", model="m", keep=["id"], **options)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("shard_rows", [100, 5000])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_prompt_whose_first_rows_are_refused(chat: ChatServer, tmp_path: Path, shard_rows: int, workers: int) -> None:
@@ -147,7 +147,7 @@ def stored(folder: Path, form: str, ids: list[int]) -> str:
     return str(folder)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("form", ["parquet", "jsonl", "jsonl.gz", "csv"])
 @pytest.mark.parametrize("source", [{}, {"where": "x % 50 = 7"}, {"limit": 2500}, {"sample": 1000, "seed": 1}])
 def test_every_format_is_looked_at_all_over(tmp_path: Path, form: str, source: dict[str, Any]) -> None:

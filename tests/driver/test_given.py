@@ -161,6 +161,7 @@ def in_rows(kind: pa.DataType) -> pa.DataType:
 
 @settings(deadline=None, max_examples=250)
 @given(tables(), st.sampled_from(FORMATS))
+@pytest.mark.long
 def test_a_column_handed_back_is_the_column_that_was_given(case: Any, form: str) -> None:
     """Whatever its type and nulls: type and values are the same after a step, and as the answer of a model; numbers of
     Python, in rows, have no width.

@@ -102,6 +102,7 @@ def test_a_plan_tells_how_long_and_what_it_costs(tmp_path: Path) -> None:
     assert [one["rows"] for one in kept] == [300] and kept[0]["foreseen"] > 0  # those of another sink are not its own
 
 
+@pytest.mark.long
 def test_functions_of_one_name_are_not_one_job(tmp_path: Path) -> None:
     """`score` of one script tells nothing of `score` of another, each with a sink of its own."""
     for name in ("a", "b"):

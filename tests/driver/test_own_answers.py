@@ -517,6 +517,7 @@ def nans(batch: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("keep", [(), ("x",), ("x", "score")])
 @pytest.mark.parametrize("step", [scores, some_scores, whole])
+@pytest.mark.few(5)
 def test_what_a_step_after_the_model_gives_anew_is_its_answer(tmp_path: Path, step: Any, keep: tuple[str, ...]) -> None:
     """A column that the rows have already is written with the step's values, kept or not. Where dicts have none it is
     null, or the row's own where that is kept. One who hands back all columns keeps them to have what it changed, which

@@ -142,7 +142,7 @@ def first(value: Any) -> float:
     return round(value.timestamp() * 1e6) if hasattr(value, "timestamp") else value
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", ANSWERS)
 def test_fault_41_memory_that_is_used_again(numbers: str, tmp_path: Path, kind: str) -> None:
     """A function that writes its next answers over those that it returned publishes each row's own, bisected or not."""

@@ -164,7 +164,7 @@ def test_what_was_probed_is_not_asked_for_again(rows: str, tmp_path: Path) -> No
     assert sorted(map(int, (tmp_path / "asked").read_text().split())) == list(range(ROWS))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_interrupt_waits_for_no_answer(rows: str, tmp_path: Path, workers: int) -> None:
     """Ctrl-C ends the run within seconds, although each row takes half a minute."""
@@ -229,7 +229,7 @@ def test_an_answer_stays_as_it_was_returned(rows: str, tmp_path: Path, fn: Any) 
     assert {x: list(row["y"]) for x, row in of(tmp_path / "out").items()} == {x: [2 * x] * 2 for x in range(ROWS)}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_what_a_cancelled_call_returns_is_no_answer(tmp_path: Path, how: signal.Signals) -> None:
     """Neither in this run nor, kept, in the next one."""

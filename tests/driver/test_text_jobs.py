@@ -202,6 +202,7 @@ def test_a_file_of_nothing_has_no_columns_to_miss(minilm_int8: Path, tmp_path: P
         gm.embed(str(tmp_path / "in.jsonl"), str(tmp_path / "rows"), text="text", model=str(minilm_int8), workers=0)
 
 
+@pytest.mark.long
 def test_texts_alone(minilm_int8: Path) -> None:
     """A list of strings, a Series, an array: the texts themselves, their vectors in their order, with or without a
     name.

@@ -405,6 +405,7 @@ def test_rows_that_are_gone_are_counted_once(tmp_path: Path, asked: Asked, sink:
 
 
 @pytest.mark.parametrize("ends", ["a gate", "killed"])
+@pytest.mark.few(1)
 def test_the_first_night_does_not_hold_up_the_next(tmp_path: Path, asked: Asked, ends: str) -> None:
     """A first run that a gate held back, or that was killed, is given up when the source has changed since; with other
     code besides, it is refused.

@@ -188,6 +188,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("library", ["sklearn", "torch"])
+@pytest.mark.few(1)
 def test_forks_find_a_library_imported(library: str, tmp_path: Path) -> None:
     """scikit-learn is imported by one server while the driver does so, too, which sets variables: no reason for another
     server. Of torch, what a script imports above its model; forks use as many threads as they are given.

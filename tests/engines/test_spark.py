@@ -40,6 +40,7 @@ def executors(pid: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("speculation", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "spark"])
+@pytest.mark.long
 def test_an_executor_is_killed(speculation: bool, numbers: str, wanted: pa.Table, tmp_path: Path) -> None:
     """One of two executors gets SIGKILL in the middle: the run completes with one receipt a shard, every row once; also
     with speculation on, where it is Spark that tries the lost partitions again.

@@ -98,7 +98,7 @@ def test_a_step_that_hangs_is_ended(numbers: str, quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(str(quick / "out"), IDS)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="processes are started without a tool")
 @pytest.mark.parametrize("how", ["killed", "missing"])
 def test_processes_that_do_not_come_up(numbers: str, quick: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:

@@ -478,7 +478,7 @@ class Reader:
 """
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("named", "when"), [("file", "new worker"), ("folder", "each call"), ("secret", "each call")])
 def test_a_file_that_an_argument_names_is_the_planned_one(
     named: str, when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -841,7 +841,7 @@ def grouped(batch):
 """
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", ["Model", "Mapped", "Packed", "of_rows", "grouped"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_newest_weights_of_a_folder(
@@ -1029,7 +1029,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("factor", "whole"),
     [("args.factor", False), ('plain["factor"]', False), ('plain.get("factor", 1)', False), ("settings.factor", False),
@@ -1074,6 +1074,7 @@ class Model:
 """
 
 
+@pytest.mark.long
 def test_newer_weights_for_the_dead_rows_and_those_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they are accepted for the dead rows, however few, an append with them is no other job."""
     monkeypatch.syspath_prepend(str(tmp_path))

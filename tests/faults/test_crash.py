@@ -207,6 +207,7 @@ LAID_OUT = {"partition_by": ["group"], "files": 1, "sort_by": ["y"]}
 
 @pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", [LAID_OUT, {"merge": True, "format": "jsonl"}], ids=["partitions", "merged"])
+@pytest.mark.few(1)
 def test_fault_02_killed_while_parts_are_joined(scene: Scene, another: Apart, layout: Any, step: int) -> None:
     """At every operation on a joined file, and at every removal of a part: the next run scores nothing, joins what is
     left, and publishes it once.
@@ -234,6 +235,7 @@ def test_fault_02_killed_while_parts_are_joined(scene: Scene, another: Apart, la
 
 
 @pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_fault_02_killed_while_a_result_is_reduced(scene: Scene, another: Apart, step: int) -> None:
     """At every operation on what `reduce` wrote, and where `_SUCCESS` is replaced: of all rows, and there once."""
     scene = replace(scene, verbs=(("reduce", "victims:reported"), ("bad", [])))
@@ -362,6 +364,7 @@ def standing(scene: Scene) -> Scene:
     [(v, k, 25) for v, k in sorted(QUICK)]
     + [pytest.param(v, k, 3, marks=pytest.mark.long) for v in (*BEFORE, "anew") for k in EXTRAS],
 )
+@pytest.mark.few(1)
 def test_fault_04_killed_while_what_is_made_of_the_rows_is_published(
     verb: str, kind: str, step: int, apart: Apart, another: Apart, quick: Path
 ) -> None:

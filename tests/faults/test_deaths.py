@@ -166,7 +166,7 @@ def test_fault_20_a_model_that_leaks(quick: Path) -> None:
     oracles.nothing_lost_nothing_twice(root, list(range(160)))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("what", ["replace", "close"])
 def test_code_that_closes_what_it_has_not_opened(quick: Path, what: str) -> None:
     """A worker that can report nothing any more is ended: its shard is done again, or the run ends."""
@@ -180,7 +180,7 @@ def test_code_that_closes_what_it_has_not_opened(quick: Path, what: str) -> None
         job.run()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["none", "closed", "text", "tee", "timer", "descriptors"])
 def test_code_that_changes_what_its_process_prints_to(quick: Path, how: str) -> None:
     """Replaced or closed streams, and a cancelled timer, end no worker; one that hangs still ends by its limit."""

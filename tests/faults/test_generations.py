@@ -341,7 +341,7 @@ def typed(batch: dict[str, Any], late: dict[str, Any], after: int = 30) -> list[
     return [{"a": int(i), "b": "x"} if i < after else dict(late) for i in batch["id"].tolist()]
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("late", "wanted"),
     [
@@ -423,6 +423,7 @@ def test_fault_47_whole_numbers_are_added_to_fractions_where_each_is_one(source:
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.few(3)
 def test_fault_47_times_are_made_finer_where_each_can_be(quick: Path, root: str, form: str, nested: bool) -> None:
     """Nanoseconds reach to 2262: added to microseconds only where the result has none beyond."""
     (quick / "times").mkdir()
@@ -527,6 +528,7 @@ def test_a_night_without_rows_is_no_failure(source: str, root: str) -> None:
 
 
 @pytest.mark.parametrize("cure", ["another file", "removed", "replaced", "retry"])
+@pytest.mark.few(2)
 def test_an_append_whose_gate_fails_jams_nothing(source: str, root: str, cure: str) -> None:
     """It fails again as long as nothing changes; with the bad file gone or replaced, or good ones beside it, the append
     begins anew over the source as it is; the dead letters of what is published can be retried meanwhile.

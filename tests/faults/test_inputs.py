@@ -61,6 +61,7 @@ def test_fault_08_a_page_that_is_corrupt(numbers: str, quick: Path) -> None:
     assert not list(Path(quick, "out").glob("*.parquet"))
 
 
+@pytest.mark.long
 def test_fault_08_a_page_that_is_corrupt_is_got_past(numbers: str, quick: Path) -> None:
     """The way on that the error names: the rows that cannot be decoded are dead letters, all others are scored."""
     path, out = Path(numbers, "1.parquet"), str(quick / "out")
@@ -179,6 +180,7 @@ def test_fault_16_nan_is_a_dead_letter(numbers: str, quick: Path) -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.few(3)
 def test_fault_16_nan_among_whole_numbers_is_a_dead_letter(
     quick: Path, monkeypatch: pytest.MonkeyPatch, value: float, fails: bool
 ) -> None:

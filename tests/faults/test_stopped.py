@@ -144,6 +144,7 @@ def test_fault_58_asked_to_stop_with_a_stopped_worker(numbers: str, quick: Path)
     assert processes.gone(both, 1.0)
 
 
+@pytest.mark.long
 def test_fault_59_worker_and_driver_killed_while_a_step_holds_the_gil(numbers: str, quick: Path) -> None:
     """The process of the steps cannot see the end of its input then, and ends all the same."""
     marker = quick / "hung"

@@ -221,7 +221,7 @@ def test_fault_50_append_and_retry_after_a_file_was_rewritten(quick: Path) -> No
     assert run(quick / "in", root, args=args, verbs={"append": True}).rows_ok == 1797
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @divided
 @pytest.mark.parametrize("workers", [0, 2])
 def test_fault_80_a_file_touched_during_the_run(source: tuple[Path, Write], quick: Path, workers: int) -> None:
@@ -238,6 +238,7 @@ def test_fault_80_a_file_touched_during_the_run(source: tuple[Path, Write], quic
 
 @divided
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.few(2)
 def test_fault_50_a_file_rewritten_during_the_run(source: tuple[Path, Write], quick: Path, workers: int) -> None:
     """Other rows under the old size and time: nothing is published; put back, the run goes on."""
     path, write = source
@@ -298,6 +299,7 @@ def test_digests_travel_from_wherever_rows_are_read(quick: Path, steps: bool) ->
 
 @pytest.mark.parametrize("form", ["zip", "tar"])
 @pytest.mark.parametrize("name", ["", "a.jsonl", "*.jsonl", "d/", "d/b.jsonl"])
+@pytest.mark.few(7)
 def test_an_archive_that_was_replaced_by_one_of_the_same_sizes(tmp_path: Path, form: str, name: str) -> None:
     """What stands in it is read again where it tells no time, and is another input where it holds something else."""
 

@@ -71,7 +71,7 @@ def test_every_row_has_its_answer(server: BatchServer, tmp_path: Path, provider:
     assert not list((tmp_path / "out").glob("_gristmill/*/journal/*"))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_fails_for_now_is_asked_again(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """In another batch: 429 and 500, what nobody answered, and what an expired batch left."""
@@ -186,6 +186,7 @@ def test_killed_at_every_point(server: BatchServer, tmp_path: Path, provider: st
 
 
 @pytest.mark.parametrize("worker", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_the_manner_of_a_batch_under_way_is_kept(server: BatchServer, tmp_path: Path, worker: bool) -> None:
     """At an endpoint that wants requests in another form than they have at first: whoever goes on after a kill asks
     for none alone that is in the batch.
@@ -276,7 +277,7 @@ def test_longer_than_a_call_may_take(server: BatchServer, tmp_path: Path) -> Non
     assert server.told()["batches"] == [29]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_cancelled_batch_stops_the_run_once(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """Somebody wanted that; what it was answered is kept, and the next run asks for the rest, for one row of it alone
@@ -304,7 +305,7 @@ def test_a_batch_that_is_refused_stops_the_run(server: BatchServer, tmp_path: Pa
     once(server.told())
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_a_key_that_is_refused_is_told_at_once(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, provider: str
@@ -481,7 +482,7 @@ def test_a_row_that_kills_its_worker_is_a_dead_letter_alone(server: BatchServer,
     } == {f"row {n} is here" for n in range(180) if n != 47}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_lines_that_cannot_be_read_cost_no_other_row(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """Their requests are in another batch, as if nothing had been said of them; so are looks that tell of no state."""
@@ -494,6 +495,7 @@ def test_lines_that_cannot_be_read_cost_no_other_row(server: BatchServer, tmp_pa
 @pytest.mark.parametrize(
     "call", ["GET batch", *(pytest.param(c, marks=pytest.mark.long) for c in ("POST batches", "POST files"))]
 )
+@pytest.mark.long
 def test_a_provider_that_turns_everything_away_ends_the_run(server: BatchServer, tmp_path: Path, call: str) -> None:
     """Once its time is over, or before one that it sets itself; the next run has the same batch, or creates it."""
     server.set(away=call, takes=0.1)
@@ -520,6 +522,7 @@ def test_a_batch_is_sent_to_no_other_address(server: BatchServer, tmp_path: Path
         assert other.told()["requests"] == 0
 
 
+@pytest.mark.long
 def test_replies_of_a_batch_that_hold_nothing_are_counted(server: BatchServer, tmp_path: Path) -> None:
     """They are paid for, and asked for once more, alone."""
     server.set(empties="row 7", takes=0.1)
@@ -530,7 +533,7 @@ def test_replies_of_a_batch_that_hold_nothing_are_counted(server: BatchServer, t
     assert [letter["message"] for letter in gm.dead(str(tmp_path / "out")).to_pylist()] == ["a reply without choices"]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("fault", ["late", "cut_files", "lost"])
 def test_results_that_are_not_there_yet_are_not_paid_again(
@@ -543,13 +546,14 @@ def test_results_that_are_not_there_yet_are_not_paid_again(
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_row_that_is_asked_alone_may_take_its_time(server: BatchServer, tmp_path: Path) -> None:
     """Longer than one look at it, whose end has another name before Python 3.11."""
     server.set(takes=0.1, latency=1.2)
     assert asked(table(3), tmp_path / "out", "openai", workers=1).rows_ok == 3
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("ended", ["expire", "cancel"])
 def test_a_cut_file_of_a_batch_that_was_ended_is_not_taken_for_whole(
@@ -567,6 +571,7 @@ def test_a_cut_file_of_a_batch_that_was_ended_is_not_taken_for_whole(
 
 
 @pytest.mark.few(1)
+@pytest.mark.long
 def test_answers_that_are_gone_from_a_batch_that_expired_stop_the_run(server: BatchServer, tmp_path: Path) -> None:
     """The file of what was not done is there: as many lines, and none of them an answer."""
     server.set(takes=0.1, expire=1, removed=["out-batch_0"])
@@ -577,7 +582,7 @@ def test_answers_that_are_gone_from_a_batch_that_expired_stop_the_run(server: Ba
     assert set(server.told()["computed"].values()) == {1}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", ["late", "cut_files"])
 def test_results_that_do_not_come_end_the_run(server: BatchServer, tmp_path: Path, fault: str) -> None:
     """After batch_timeout; the next run looks again, and no request is in another batch."""
@@ -600,7 +605,7 @@ def test_a_list_that_is_not_there_gives_no_batch_up(server: BatchServer, tmp_pat
     once(server.told())
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "code", "said"), [(429, "insufficient_quota", "the account"), (401, "", "the key")])
 def test_a_line_that_is_about_all_rows_stops_once(
     server: BatchServer, tmp_path: Path, status: int, code: str, said: str
@@ -616,6 +621,7 @@ def test_a_line_that_is_about_all_rows_stops_once(
     once(server.told())
 
 
+@pytest.mark.long
 def test_max_cost_of_a_run_that_goes_on_while_batches_are_under_way(server: BatchServer, tmp_path: Path) -> None:
     """What requests take is learned from another row: they are three times as long as their letters let expect."""
     rows = pa.table({"id": range(100), "text": [f"{n} a b c d e f g h i j k l m n o p q" for n in range(100)]})
@@ -633,7 +639,7 @@ def test_max_cost_of_a_run_that_goes_on_while_batches_are_under_way(server: Batc
     once(after)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("fault", [{"holds": 5}, {"expire": 1}])
 def test_max_cost_is_not_kept_for_what_was_not_computed(
     server: BatchServer, tmp_path: Path, fault: dict[str, Any]
@@ -646,6 +652,7 @@ def test_max_cost_is_not_kept_for_what_was_not_computed(
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_key_that_a_batch_repeats_is_not_written(server: BatchServer, tmp_path: Path) -> None:
     """Neither in a dead letter nor by run-batch."""
     server.set(says=["row 7", 400, f"Not with {KEY}", ""], takes=0.1)
@@ -671,7 +678,7 @@ def test_a_key_where_a_refusal_is_cut_is_not_told() -> None:
         assert "sk-" not in str(desk._failure("POST", 400, text.encode(), {}, "http://host/v1/batches"))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["GET batch", "GET content", "POST files"])
 def test_a_call_that_is_answered_by_drops_ends(server: BatchServer, tmp_path: Path, call: str) -> None:
     """As one that is not answered; the next run has the same batch."""
@@ -684,6 +691,7 @@ def test_a_call_that_is_answered_by_drops_ends(server: BatchServer, tmp_path: Pa
     assert len(told["batches"]) == 1 and told["batches"][0] + told["requests"] == 20
 
 
+@pytest.mark.long
 def test_a_reply_without_an_end_is_given_up(server: BatchServer, tmp_path: Path) -> None:
     """No memory holds it."""
     server.set(floods="GET batch", takes=0.1)
@@ -691,6 +699,7 @@ def test_a_reply_without_an_end_is_given_up(server: BatchServer, tmp_path: Path)
         asked(table(20), tmp_path / "out", "openai", batch_timeout=2.0, timeout=20.0)
 
 
+@pytest.mark.long
 def test_no_pause_at_all_is_not_taken_at_its_word(server: BatchServer, tmp_path: Path) -> None:
     """Whoever turns calls away and says "after 0 s" is asked some times, not thousands of times."""
     server.set(away="GET batch", retry_after="0", takes=0.1)
@@ -707,6 +716,7 @@ def test_words_for_how_a_batch_ended(server: BatchServer, tmp_path: Path, word: 
     assert asked(table(20), tmp_path / "out", "openai").rows_ok == 20
 
 
+@pytest.mark.long
 def test_a_batch_that_is_never_over_ends_the_run(server: BatchServer, tmp_path: Path) -> None:
     """Some time after it should have been; the next run looks again."""
     server.set(takes=4.0, past=60)
@@ -728,7 +738,7 @@ def test_one_request_that_is_too_much_ends_the_run(server: BatchServer, tmp_path
     once(server.told())
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_is_told_is_what_was_served(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """The row that is asked first is told, and paid, once: in a run that stops, and in the one that goes on."""
@@ -748,6 +758,7 @@ def test_what_is_told_is_what_was_served(server: BatchServer, tmp_path: Path, pr
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_batch_of_an_earlier_run_is_paid_by_that(server: BatchServer, tmp_path: Path) -> None:
     """And what it was answered counts for nobody's max_cost again: second tries have all of it."""
     price = {"input": "1/token", "output": "0/token"}
@@ -765,6 +776,7 @@ def test_a_batch_of_an_earlier_run_is_paid_by_that(server: BatchServer, tmp_path
     assert report.rows_ok == 20 and report.used["requests"] == 40
 
 
+@pytest.mark.long
 def test_batches_are_small_while_nothing_bounds_their_cost(server: BatchServer, tmp_path: Path) -> None:
     """The first row's answer is short, and no max_tokens limits the others: the first batch tells what they take."""
     rows = pa.table({"id": range(300), "text": ["short"] + [f"row {n} {'is here ' * 50}" for n in range(1, 300)]})
@@ -780,7 +792,7 @@ def test_batches_are_small_while_nothing_bounds_their_cost(server: BatchServer, 
     once(told)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_results_that_are_gone_are_asked_for_anew(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """Theirs alone, by a run after the one that has told so; what other batches were answered is kept. Whichever shard
@@ -804,6 +816,7 @@ def test_results_that_are_gone_are_asked_for_anew(server: BatchServer, tmp_path:
     assert max(told["computed"].values()) == 2
 
 
+@pytest.mark.long
 def test_a_list_that_never_comes_stops_one_run(server: BatchServer, tmp_path: Path) -> None:
     """Whether a batch was created cannot be told: the next run looks once more, and creates one."""
     server.set(unheard=1, unlisted=10**6, takes=0.1)
@@ -813,6 +826,7 @@ def test_a_list_that_never_comes_stops_one_run(server: BatchServer, tmp_path: Pa
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_model_that_has_become_wrong_gets_no_batch(server: BatchServer, tmp_path: Path) -> None:
     """Rows are asked alone until one is answered, and the run ends if none is."""
     more: dict[str, Any] = {"returns": {"n": "int64", "word": "string"}, "shard_rows": 100, "workers": 1}
@@ -836,7 +850,7 @@ def test_a_model_that_has_become_wrong_gets_no_batch(server: BatchServer, tmp_pa
     assert asked(table(300), tmp_path / "out", "openai", **more).rows_ok == 300
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_lines_of_others_are_not_taken_for_results(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """What a file lacks at first beside them is there soon: it is waited for, and not paid again."""

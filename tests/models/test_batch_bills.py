@@ -50,7 +50,7 @@ def repeated(rows: int, texts: int) -> pa.Table:
     return pa.table({"id": range(rows), "text": [f"row {n % texts} is here" for n in range(rows)]})
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_answers_that_no_row_takes_are_told(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """Two shards of equal rows are under way at once; the second has its answers from the first (`cache`)."""
@@ -92,6 +92,7 @@ def test_a_batch_of_which_nothing_is_needed_any_more_is_told(server: BatchServer
     assert report.used["cost"] == 8 * 20  # the first row and the batch; the other run has its own
 
 
+@pytest.mark.long
 def test_a_batch_of_which_nothing_is_needed_is_not_waited_for(
     server: BatchServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -143,7 +144,7 @@ def test_told_once_over_kills(
     assert used["requests"] == billed(told) == 90 and used["cost"] == 8 * billed(told)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_rows_that_nobody_was_asked_for_are_no_dead_letters(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """However many batches were cancelled before their turn."""
@@ -155,6 +156,7 @@ def test_rows_that_nobody_was_asked_for_are_no_dead_letters(server: BatchServer,
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_batch_whose_results_are_not_there_hides_no_other(server: BatchServer, tmp_path: Path) -> None:
     """A creation that was not answered is found beside another's batch of as many requests, which is gone (404)."""
     server.set(takes=0.1)
@@ -176,6 +178,7 @@ def test_results_that_would_tell_whose_batch_it_is(server: BatchServer, tmp_path
     assert server.told()["batches"] == [19, 18]
 
 
+@pytest.mark.long
 def test_money_goes_as_far_as_it_goes(server: BatchServer, tmp_path: Path) -> None:
     """A shard that might cost more than there is goes in smaller batches, for as long as one request can be paid."""
     more: dict[str, Any] = {"price": PRICE, "workers": 1, "max_tokens": 5}
@@ -201,6 +204,7 @@ def test_max_cost_is_of_all_workers_whose_batches_are_under_way(server: BatchSer
     assert 8 * billed(server.told()) <= 500
 
 
+@pytest.mark.long
 def test_money_that_is_kept_for_a_batch_under_way_is_waited_for(server: BatchServer, tmp_path: Path) -> None:
     """It may turn out to cost less: the second shard is sent then, if need be in parts."""
     report = asked(
@@ -210,6 +214,7 @@ def test_money_that_is_kept_for_a_batch_under_way_is_waited_for(server: BatchSer
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_model_that_goes_in_the_middle_of_a_batch(server: BatchServer, tmp_path: Path) -> None:
     """404 for some rows: one of them is asked alone, and the others again as that is answered."""
     server.set(says=["row 1", 404, "no such model", ""], takes=0.1)
@@ -219,6 +224,7 @@ def test_a_model_that_goes_in_the_middle_of_a_batch(server: BatchServer, tmp_pat
     once(told)
 
 
+@pytest.mark.long
 def test_a_model_that_was_gone_for_a_while_is_judged_once(server: BatchServer, tmp_path: Path) -> None:
     """By the run that goes on while the others are in a batch: none of them is asked for, and paid, once more."""
     server.set(says=["row 1", 404, "no such model", ""], takes=0.1, waits=True)
@@ -241,6 +247,7 @@ def test_a_model_that_was_gone_for_a_while_is_judged_once(server: BatchServer, t
     once(told)
 
 
+@pytest.mark.long
 def test_a_model_that_is_gone_stops_the_run(server: BatchServer, tmp_path: Path) -> None:
     """With the first batch that tells so; no row is a dead letter of it."""
     server.set(takes=4.0)
@@ -260,6 +267,7 @@ def test_a_model_that_is_gone_stops_the_run(server: BatchServer, tmp_path: Path)
     assert server.told()["batches"] == [19, 18]
 
 
+@pytest.mark.long
 def test_somebody_is_asked_alone_before_each_batch_that_is_made_late(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +327,7 @@ def left(server: BatchServer, sink: Path, provider: str) -> None:
     server.set(away="", retry_after=None)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_who_goes_on_without_a_batch_api_has_what_batches_were_answered(
     server: BatchServer, tmp_path: Path, provider: str
@@ -336,7 +344,7 @@ def test_who_goes_on_without_a_batch_api_has_what_batches_were_answered(
     assert report.used["requests"] == 40 and report.used["cost"] == 8 * 40
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_who_goes_on_without_a_batch_api_waits_for_no_batch(
     server: BatchServer, tmp_path: Path, provider: str, capfd: pytest.CaptureFixture[str]
@@ -366,6 +374,7 @@ def test_who_goes_on_elsewhere_is_told_of_batches_that_are_not_there(
     assert "(404: No such batch)" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_what_is_known_of_a_shard_s_batches_goes_with_it(
     server: BatchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,7 +64,7 @@ def command_of(rows: str, sink: str, provider: str, workers: int) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_equal_requests_of_shards_under_way_are_sent_once(
@@ -80,7 +80,7 @@ def test_equal_requests_of_shards_under_way_are_sent_once(
     assert answers(tmp_path / "out") == {n: f"<{text}>" for n, text in texts.items()}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_one_batch_left_is_asked_again_once(server: BatchServer, tmp_path: Path, provider: str) -> None:
     """By whichever shard: half of the first two batches expires, some fail for now, some have no answer at first."""
@@ -161,7 +161,7 @@ def test_a_second_batch_of_an_equal_shard_is_waited_for(
     assert billed(server.told()) == 20
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("provider", PROVIDERS)
 def test_what_a_cancelled_batch_answered_is_not_paid_by_equal_shards(
@@ -180,6 +180,7 @@ def test_what_a_cancelled_batch_answered_is_not_paid_by_equal_shards(
     once(server.told())
 
 
+@pytest.mark.long
 def test_a_shard_whose_rows_are_dead_letters_holds_no_other_up(server: BatchServer, tmp_path: Path) -> None:
     """What a batch refuses is refused for equal rows of others, too, and asked for once."""
     server.set(takes=0.2, says=["row 15", 400, "Not this one", ""])

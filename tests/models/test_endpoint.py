@@ -59,7 +59,7 @@ def test_a_time_to_wait_is_one(headers: dict[str, str], seconds: float | None) -
     assert after_of(headers) == seconds
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("limits", [{}, {"requests_per_minute": 6000}])
 def test_an_absurd_time_to_wait_ends_the_run(chat: ChatServer, tmp_path: Path, limits: dict[str, Any]) -> None:
     """Soon, with the time in words, and nothing that was answered is lost."""
@@ -94,6 +94,7 @@ def test_replies_that_hold_nothing_are_counted_and_asked_for_once_more(chat: Cha
 
 
 @pytest.mark.parametrize("end", ["?api-version=1", "/?api-version=1"])
+@pytest.mark.few(1)
 def test_an_address_may_have_a_query(chat: ChatServer, tmp_path: Path, end: str) -> None:
     """It is sent with each request, behind the path, as gateways want their version."""
     asked(3, tmp_path / "out", base_url=chat.url + end)
@@ -167,6 +168,7 @@ def test_texts_that_are_refused_stop_no_vectors(chat: ChatServer, tmp_path: Path
     assert (report.rows_ok, report.rows_dead) == (100, 100)
 
 
+@pytest.mark.long
 def test_a_model_that_is_gone_in_the_middle_ends_the_run_soon(chat: ChatServer, tmp_path: Path) -> None:
     """It refuses all that it is asked: what it answered before is asked once more, and then nothing."""
     chat.set(turns=[100, 400, 400])
@@ -188,6 +190,7 @@ def test_an_endpoint_that_dies_and_refuses_trials_ends_the_run_soon(chat: ChatSe
     assert time.monotonic() - begun < 20.0 and chat.told()["requests"] < 1500
 
 
+@pytest.mark.long
 def test_a_wrong_model_is_told_without_a_traceback(chat: ChatServer, tmp_path: Path) -> None:
     """Nobody's code has failed."""
     chat.set(turns=[0, 400, 400])
@@ -198,6 +201,7 @@ def test_a_wrong_model_is_told_without_a_traceback(chat: ChatServer, tmp_path: P
     assert "Traceback" not in done.stderr and "File" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_job_that_was_answered_before_waits_for_its_endpoint(chat: ChatServer, tmp_path: Path) -> None:
     """One that is away when the job goes on is no wrong address: running again may cure it, which exit 1 says."""
     chat.set(turns=[100, 400, 400])
@@ -228,6 +232,7 @@ def test_an_address_that_refuses_everything_is_left_out(
         assert len(told) == 1 and told[0].startswith(f"{other.url} refuses {said}: {status}: model 'm' does not exist")
 
 
+@pytest.mark.long
 def test_a_run_stops_once_no_address_is_left(chat: ChatServer, tmp_path: Path) -> None:
     """Before anything was answered that is a bad job (exit 2), and else one that can be gone on with (exit 1)."""
     with ChatServer(key="sk-another") as other:
@@ -245,6 +250,7 @@ def test_a_run_stops_once_no_address_is_left(chat: ChatServer, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("timeout", [0.2, 60.0])
+@pytest.mark.few(1)
 def test_an_endpoint_that_answers_nothing_is_told(tmp_path: Path, timeout: float) -> None:
     """Who was asked, for what, for how long, and what to do; exit 2, as nothing was run."""
     with socket.create_server(("127.0.0.1", 0)) as silent:  # which takes connections, and says nothing

@@ -53,6 +53,7 @@ def table(rows: int) -> pa.Table:
     return pa.table({"id": range(rows), "text": [f"row {n} is here" for n in range(rows)]})
 
 
+@pytest.mark.long
 def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServer, tmp_path: Path) -> None:
     """Each request is reserved by its own length: many are in flight when the long ones come."""
     chat.set(answer="never", latency=0.01)
@@ -178,6 +179,7 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
     assert 0.3 < time.monotonic() - begun < 5.0
 
 
+@pytest.mark.long
 def test_a_request_that_waits_long_for_its_turn_is_asked_once(
     chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,7 +204,7 @@ def test_a_request_that_waits_long_for_its_turn_is_asked_once(
     assert first == other and chat.told()["requests"] == 1
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("limit", [{"requests_per_minute": 300}, {"tokens_per_minute": 2000}])
 def test_a_key_that_is_refused_ends_what_a_limit_holds_back(
     chat: ChatServer, tmp_path: Path, limit: dict[str, int]
@@ -244,6 +246,7 @@ def test_an_address_is_used_again_once_it_is_well(chat: ChatServer, tmp_path: Pa
         assert sum(other.told()["answered"].values()) > 300
 
 
+@pytest.mark.long
 def test_a_pause_that_is_too_long_stops_the_job(chat: ChatServer, tmp_path: Path) -> None:
     """At once, with the time, and nothing lost."""
     asked: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1}
@@ -309,7 +312,7 @@ def test_rows_that_are_never_answered_are_dead_letters_alone(chat: ChatServer, t
     assert (report.rows_ok, report.rows_dead) == (5, 1)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("terse", [True, False])
 @pytest.mark.parametrize("row", [0, 5])
 def test_a_row_that_always_breaks_the_endpoint(chat: ChatServer, tmp_path: Path, row: int, terse: bool) -> None:
@@ -329,6 +332,7 @@ def test_a_row_that_always_breaks_the_endpoint(chat: ChatServer, tmp_path: Path,
         assert gm.prompt(table(6).slice(row, 1), tmp_path / "alone", **options).rows_dead == 1
 
 
+@pytest.mark.long
 def test_a_run_that_stops_says_what_it_spent(chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it stops, among the first rows or later, by whatever; in the report, from Python, and in status."""
     monkeypatch.chdir(tmp_path)
@@ -367,6 +371,7 @@ def test_a_shard_that_was_committed_as_the_run_stopped_is_counted(
 
 
 @pytest.mark.parametrize("answer", ["never", "second"])
+@pytest.mark.few(1)
 def test_first_answers_that_lie_there_from_an_earlier_run_are_counted_once(
     chat: ChatServer, tmp_path: Path, answer: str
 ) -> None:
@@ -410,7 +415,7 @@ def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> 
     assert report.used["cost"] == pytest.approx(spent + 8, abs=1e-3) and report.used["requests"] == 10
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_model_that_has_become_wrong_ends_the_next_run_soon(chat: ChatServer, tmp_path: Path, workers: int) -> None:
     """As it would end a first one: no answer fits, and what it answered before is kept."""
@@ -431,6 +436,7 @@ def test_a_model_that_has_become_wrong_ends_the_next_run_soon(chat: ChatServer, 
     assert chat.told()["requests"] - before <= 4000 - kept
 
 
+@pytest.mark.long
 def test_many_bad_rows_before_the_first_good_one_are_dead_letters(chat: ChatServer, tmp_path: Path) -> None:
     """Others show that the model works, and the rest of their shard is asked for."""
     rows = pa.table({"id": range(400), "text": [f"{'too long' if 5 <= n < 100 else 'row'} {n}" for n in range(400)]})
@@ -468,6 +474,7 @@ def test_refusals_that_are_billed_are_counted(
 
 
 @pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.few(1)
 def test_the_limit_is_for_whoever_has_something_to_send(chat: ChatServer, tmp_path: Path, idle: bool) -> None:
     """One of two workers has a shard without a row to ask for: the other one sends all that may be sent, and both
     together never more.
@@ -483,6 +490,7 @@ def test_the_limit_is_for_whoever_has_something_to_send(chat: ChatServer, tmp_pa
     assert 60 < told["rate"] < 120  # as it counts; test_turns has how many were sent
 
 
+@pytest.mark.long
 def test_what_waits_for_an_address_takes_its_turns_afterwards(
     chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

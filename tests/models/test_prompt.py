@@ -76,6 +76,7 @@ def test_every_row_has_its_answer(chat: ChatServer, tmp_path: Path, workers: int
     assert told["most"] <= 32
 
 
+@pytest.mark.long
 def test_a_row_that_is_refused_is_a_dead_letter_alone(chat: ChatServer, tmp_path: Path) -> None:
     """In the endpoint's words; nothing that cannot succeed is sent again."""
     rows = pa.table({"id": range(6), "text": ["a", "too long b", "c", "forbidden d", "", None]})
@@ -87,6 +88,7 @@ def test_a_row_that_is_refused_is_a_dead_letter_alone(chat: ChatServer, tmp_path
     assert chat.told()["requests"] == 5
 
 
+@pytest.mark.long
 def test_what_no_row_would_be_answered_for_is_said_after_one_request(chat: ChatServer, tmp_path: Path) -> None:
     """A wrong key, an unknown model, an address where nobody is, or none at all."""
     for options, said, requests in (
@@ -105,6 +107,7 @@ def test_what_no_row_would_be_answered_for_is_said_after_one_request(chat: ChatS
         assert e.value.exit_code == 2 and chat.told()["requests"] - before == requests
 
 
+@pytest.mark.long
 def test_a_missing_key_and_a_wrong_address_are_named(
     chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +198,7 @@ def test_slow_answers_keep_no_other_waiting(chat: ChatServer, tmp_path: Path) ->
     assert len(answers(tmp_path / "out")) == 1600
 
 
+@pytest.mark.long
 def test_a_limit_of_requests_holds(chat: ChatServer, tmp_path: Path) -> None:
     """In two workers together: none of them is answered 429 by a server of about that limit (a stall of this machine
     sends what it held up a little closer together).
@@ -270,6 +274,7 @@ def test_a_null_is_decided_by_on_null(chat: ChatServer) -> None:
     assert gm.prompt(rows, prompt=prompt, model="m", keep=["id"], on_null="skip")["answer"].to_pylist() == ["<a>"]
 
 
+@pytest.mark.long
 def test_the_key_is_nowhere(chat: ChatServer, tmp_path: Path) -> None:
     """Neither in the sink nor in what is printed; a job file names the variable."""
     (tmp_path / "ask.txt").write_text("Repeat: {{ text }}")
@@ -314,6 +319,7 @@ def test_the_command(chat: ChatServer, tmp_path: Path) -> None:
     assert again.returncode == 4 and "model.temperature" in again.stderr
 
 
+@pytest.mark.long
 def test_addresses_share_the_load_and_stand_in_for_each_other(chat: ChatServer, tmp_path: Path) -> None:
     """One dies in the middle: the other answers, and no row is lost."""
     chat.set(latency=0.02)
@@ -397,6 +403,7 @@ def test_killed_between_an_answer_that_does_not_fit_and_the_next(chat: ChatServe
     assert re.search(r"asked  +120 requests", done.stdout), done.stdout
 
 
+@pytest.mark.long
 def test_answers_that_were_paid_for_are_not_dropped_unsaid(
     chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -429,6 +436,7 @@ class Shown(Silent):
         self.costs += [now.used["cost"]] if now.used else []
 
 
+@pytest.mark.long
 def test_what_it_cost_is_told_and_bounded(chat: ChatServer, tmp_path: Path) -> None:
     """Tokens as the endpoint counts them, by the prices given; over several runs a dollar is not crossed by any."""
     price = {"input": "100/1K", "output": "$0.5/token"}  # 4 tokens each: 2.40 a row
@@ -485,6 +493,7 @@ def test_equal_prompts_that_are_to_differ_are_each_asked(chat: ChatServer, tmp_p
     assert chat.told()["answered"] == {"any number": 40} and report.used["requests"] == 40
 
 
+@pytest.mark.long
 def test_a_cache_keeps_answers_across_runs(chat: ChatServer, tmp_path: Path) -> None:
     """A restart pays nothing; another prompt, temperature or model does; two workers share it."""
     cache = str(tmp_path / "kept")
@@ -609,7 +618,7 @@ def test_columns_named_as_jinja_names_its_own() -> None:
     assert Template("{{ range }} {{ dict }}", "p").of({"range": "1-2", "dict": "D"}) == "1-2 D"
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"requests_per_minute": 300}, {"concurrency": 2}])
 def test_a_row_that_waits_for_its_turn_is_in_time(chat: ChatServer, options: dict[str, Any]) -> None:
     """The limit of a call is of the request; what limits and room for others take is not the row's fault."""
@@ -821,6 +830,7 @@ def test_equal_prompts_are_remembered_by_their_size(
     assert (told["a"], told["b"]) == (1, 1 if shared else 2)
 
 
+@pytest.mark.long
 def test_only_answers_that_are_of_use_are_kept_for_the_next_run(chat: ChatServer, tmp_path: Path) -> None:
     """Of a run whose gate fails, answers that fit no column are asked for again, and the report says how many."""
     chat.set(answer="never")

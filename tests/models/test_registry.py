@@ -86,6 +86,7 @@ def test_an_approval_moves_its_stage(capsys):
     assert scored(skops_model("registry:slope/3"), "third")[1] == [3.0, 6.0, 9.0]
 
 
+@pytest.mark.long
 def test_commands_and_job_files_take_names(capsys):
     """`--model registry:…` of a command, a job file, and a file of models that is named in it."""
     approve("slope", "3", "--for", "batch", "--path", named(3))

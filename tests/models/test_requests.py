@@ -289,6 +289,7 @@ def test_no_requests(server: ChatServer) -> None:
     assert gm.run_batch("in.jsonl", "out.jsonl", model="m").rows_ok == 0 and read() == []
 
 
+@pytest.mark.long
 def test_what_does_not_fit_is_said(server: ChatServer) -> None:
     """At the latest with the first answer."""
     write(chat("a", "hi"))

@@ -107,7 +107,7 @@ def test_names_in_what_an_endpoint_replies_are_scrubbed() -> None:
     assert scrub(f"{odd} {json.dumps(odd)} {quote(odd, safe='')}", [Secret("***", odd)]) == '*** "***" ***'
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["option", "environment", "job file"])
 def test_a_password_in_an_address(server: ChatServer, how: str) -> None:
     """Wherever the address is given, and whether anybody is there; also as it is sent."""

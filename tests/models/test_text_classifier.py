@@ -67,7 +67,7 @@ def _linked(source, target):
     return shutil.copyfile(source, target)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.real_model
 @pytest.mark.parametrize("backend", ["onnx", "torch"])
 def test_equals_the_transformers_pipeline(backend):
@@ -86,7 +86,7 @@ def test_equals_the_transformers_pipeline(backend):
     assert set(found["label"].to_pylist()) == {"fresh", "rotten"}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.real_model
 @pytest.mark.parametrize("problem", ["multi_label_classification", "single_label_classification", "regression"])
 def test_problem_types(changed, problem):

@@ -50,6 +50,7 @@ def run(spec, table=TABLE):
     return model.predict(prepared, index), refused
 
 
+@pytest.mark.long
 def test_features_equal_the_module(tmp_path):
     """Stacked columns give what the module gives; rows with nulls are refused."""
     torch.manual_seed(1)

@@ -48,6 +48,7 @@ def most(sent: list[float]) -> int:
     return max(sum(begun <= at < begun + 1 for at in sent[n : n + 200]) for n, begun in enumerate(sent))
 
 
+@pytest.mark.long
 def test_three_send_no_more_than_one_may(tmp_path: Path) -> None:
     """However unequal what they have to send; once two are done, the third has all that it can use, up to its share
     of those that are there.
@@ -58,6 +59,7 @@ def test_three_send_no_more_than_one_may(tmp_path: Path) -> None:
     assert most([at for some in sent for at in some]) <= 101
 
 
+@pytest.mark.long
 def test_an_idle_one_leaves_its_share(tmp_path: Path) -> None:
     """It is there, and has nothing to send; one that is killed is not there, and nobody has its share."""
     idle = [began(2, pause=1000.0), began(2, pause=1000.0)]

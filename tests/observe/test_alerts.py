@@ -46,6 +46,7 @@ def open_incidents(sink: Path) -> list[dict[str, Any]]:
     return [one for one in found if one["over"] is None]
 
 
+@pytest.mark.long
 def test_an_incident_is_told_once_until_it_is_over(source: str, tmp_path: Path) -> None:
     """Two failing nights are one alert, the good one after them says that it is over, and the next failure is new."""
     sink = tmp_path / "out"
@@ -163,6 +164,7 @@ def harm(how: str, heard: Heard) -> str:
 
 
 @pytest.mark.parametrize("how", ["refuses", "500", "403", "redirects", pytest.param("hangs", marks=pytest.mark.long)])
+@pytest.mark.few(1)
 def test_one_who_cannot_be_told_harms_nothing(how: str, source: str, tmp_path: Path) -> None:
     """The run publishes and ends as without, soon; the others are told; the next run tells what this one could not."""
     sink = tmp_path / "out"
@@ -186,6 +188,7 @@ def test_one_who_cannot_be_told_harms_nothing(how: str, source: str, tmp_path: P
             assert broken.kinds() == ["dead"] and fine.kinds() == ["dead"]
 
 
+@pytest.mark.long
 def test_errors_keep_their_exit_codes(source: str, tmp_path: Path) -> None:
     """An alert that cannot be sent does not replace what it would tell."""
     with pytest.raises(GateFailed) as caught:

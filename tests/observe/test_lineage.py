@@ -133,6 +133,7 @@ def test_running_once_a_minute() -> None:
     assert [e["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] for e in found[1:]] == [60, 120, 180]
 
 
+@pytest.mark.long
 def test_places_that_take_no_events(source: str, tmp_path: Path) -> None:
     """A folder that is not there, an address that refuses or answers 500: the run is well, and says so."""
     with listening(500) as heard:

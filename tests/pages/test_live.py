@@ -78,6 +78,7 @@ def ended(served: Served, *jobs: str) -> None:
         served.until(lambda found: " done" in found.words or " failed" in found.words, f"/job/{job}.yaml")
 
 
+@pytest.mark.long
 def test_what_failed_and_what_to_do(place: Path) -> None:
     """The first page says what a person has to look at; the run's page why, and the command that publishes it."""
     write("good", "good")
@@ -97,6 +98,7 @@ def test_what_failed_and_what_to_do(place: Path) -> None:
         assert served.ask("/job/..%2F..%2Fetc%2Fpasswd").status == served.ask("/job/good.yaml/x/report").status == 404
 
 
+@pytest.mark.long
 def test_a_failed_run_is_tried_again_by_its_button(place: Path) -> None:
     """After a fix; what a person does by hand is what `--again` does."""
     write("n", "many", more="gates: {min_ok: 0.99}")
@@ -153,6 +155,7 @@ def test_a_run_while_it_runs(place: Path) -> None:
         assert "http-equiv" not in done.text
 
 
+@pytest.mark.long
 def test_what_is_late(place: Path) -> None:
     """It has to be looked at although it runs; its page says by when it should have been done."""
     write("n", "good", "slow", "deadline: 2h")
@@ -212,6 +215,7 @@ def test_no_secret_is_on_any_page(place: Path) -> None:
     assert TOKEN not in said and SECRET not in said
 
 
+@pytest.mark.long
 def test_the_token_is_asked_for(place: Path) -> None:
     """Nothing is shown without it; once in an address, a cookie is enough; the code of jobs does not see it."""
     Path("m.py").write_text(
@@ -297,6 +301,7 @@ def test_what_is_no_request(place: Path) -> None:
     assert Path("up.log").read_text().count("\n") == 4, Path("up.log").read_text()
 
 
+@pytest.mark.long
 def test_a_sink_that_cannot_be_read_holds_up_only_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What hangs is given up after a while, and the next question is answered by a new process."""
     monkeypatch.setattr(asking, "PATIENCE_S", 5.0)

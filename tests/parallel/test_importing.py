@@ -167,6 +167,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_cached_functions_of_a_script_reach_workers(tmp_path: Path) -> None:
     """Those under `functools.cache` and the like as any other; what cannot be made anew there is told so."""
     (tmp_path / "script.py").write_text(CACHED)

@@ -270,6 +270,7 @@ def test_timeout(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("how", ["none", "closed", "timer"])
+@pytest.mark.few(2)
 def test_calls_that_change_what_their_process_prints_to(how: str, capfd: pytest.CaptureFixture[str]) -> None:
     """They are called all the same, and those that take too long are over."""
     function = functools.partial(called.unheard, how=how)

@@ -94,6 +94,7 @@ ALIVE = [n for n in range(ROWS) if n % 20 != BAD]
     ],
     ids=str,
 )
+@pytest.mark.few(5)
 def test_each_row_is_traced_to_its_place_in_the_source(options):
     """By its number as the key, and by the place in the source: file, position and answer are the right ones."""
     scored(**options)

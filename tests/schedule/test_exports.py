@@ -72,6 +72,7 @@ def test_systemd(tmp_path: Path) -> None:
     assert (found.returncode, found.stderr) == (0, "")
 
 
+@pytest.mark.long
 def test_the_loop_of_the_systemd_unit_tries_again_with_the_same_time(tmp_path: Path) -> None:
     """After exit 1, as often as the job says; not after 3; and however late it is by then."""
     script = tmp_path / "python"

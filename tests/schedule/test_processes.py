@@ -63,6 +63,7 @@ def whole(place: Path, day: int) -> None:
     assert len(list((sink / "_gristmill" / "generations").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_nights_that_were_missed_are_run_by_the_command(place: Path) -> None:
     """One after the other; what happened is on stderr and in the log; running it again does nothing."""
     (place / "jobs" / "n.yaml").write_text(
@@ -87,6 +88,7 @@ def test_nights_that_were_missed_are_run_by_the_command(place: Path) -> None:
     assert "n.yaml" in shown and "2026-01-02 23:00 UTC done" in shown
 
 
+@pytest.mark.long
 def test_a_run_that_waits_for_its_next_try(place: Path) -> None:
     """`--once` tells of it and exits with 1; `--again` says what it does, and with `--once` does it at once."""
     (place / "m.py").write_text("import os\n" + MODEL.replace("SECONDS", "0 if os.path.exists('well') else None"))
@@ -115,6 +117,7 @@ def test_a_run_that_waits_for_its_next_try(place: Path) -> None:
     assert alone.returncode == 0 and "empty: no job file with a schedule" in alone.stderr
 
 
+@pytest.mark.long
 def test_a_stop_leaves_the_run_resumable(place: Path) -> None:
     """SIGTERM: out within seconds, with 143, nothing left behind; the next `up` goes on with the run."""
     (place / "m.py").write_text(MODEL.replace("SECONDS", "1.0"))

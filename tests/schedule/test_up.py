@@ -54,6 +54,7 @@ def test_the_nights_that_nobody_was_there_for_are_made_up_for(tmp_path: Path) ->
     assert started == sorted(started)
 
 
+@pytest.mark.long
 def test_more_missed_times_than_can_be_made_up_for_are_told(tmp_path: Path) -> None:
     """The latest 400 are; of the others it says how many there are."""
     write(tmp_path, more="schedule: {cron: '*/5 * * * *', catch_up: all}")

@@ -229,7 +229,7 @@ def test_fault_53_integers_beyond_64_bits_are_not_rounded(tmp_path: Path) -> Non
             read(text)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("read", ["rows.to_table()", "next(iter(rows.to_batches()))"], ids=["whole", "left"])
 def test_a_process_that_read_json_lines_ends_well(tmp_path: Path, read: str) -> None:
     """Arrow's threads, which open the files, do not abort the process that ends after a read or in the midst of one."""

@@ -181,6 +181,7 @@ def test_a_connection_that_is_lost_while_rows_are_copied(pg: Any, postgres: str,
             list(snapshot.pieces()[0]())
 
 
+@pytest.mark.long
 def test_a_password_of_the_job_is_nowhere(pg: Any, postgres: str, tmp_path: Path) -> None:
     """Not in the plan, the notes, the messages or the report."""
     pg.execute("CREATE TABLE tried.rows AS SELECT 1 AS id")

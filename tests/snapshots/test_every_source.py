@@ -58,6 +58,7 @@ def copies(folder: Path) -> list[str]:
     return [name for name in os.listdir(inputs) if not name.endswith(".json")] if inputs.exists() else []
 
 
+@pytest.mark.few(2)
 def test_values_of_every_kind_arrive_unchanged(well: Well, tmp_path: Path) -> None:
     """Nulls, unicode, numbers beyond 2^53, decimals, times with a zone, bytes, lists, structs and vectors."""
     rows = wells.rows(0, 60)
@@ -69,6 +70,7 @@ def test_values_of_every_kind_arrive_unchanged(well: Well, tmp_path: Path) -> No
     assert copies(tmp_path / "out") == []
 
 
+@pytest.mark.few(2)
 def test_a_second_run_finds_the_same_rows_or_says_that_they_changed(well: Well, tmp_path: Path) -> None:
     """Nothing to do for what was read already; other rows are another input."""
     well.fill(wells.rows(0, 20))
@@ -141,7 +143,7 @@ def test_an_empty_table_is_a_source_of_no_rows(well: Well, tmp_path: Path) -> No
     assert read(tmp_path / "out") == {}
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 def test_limit_where_and_columns(well: Well, tmp_path: Path) -> None:
     """They hold for stores as for files."""
     well.fill(wells.rows(0, 60))
@@ -192,6 +194,7 @@ def test_a_table_that_is_not_there_is_told_with_what_is(well: Well, tmp_path: Pa
 
 
 @pytest.mark.parametrize("copied", [10, 10_000])
+@pytest.mark.few(2)
 def test_a_preview_and_a_plan_leave_nothing(
     well: Well, copied: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

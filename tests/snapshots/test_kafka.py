@@ -131,6 +131,7 @@ def test_a_record_is_a_row_with_what_the_broker_knows_of_it(topic: Topic, tmp_pa
     assert abs(second["_timestamp"].timestamp() - time.time()) < 60
 
 
+@pytest.mark.few(1)
 def test_the_end_of_a_topic_is_where_reading_ends(topic: Topic, tmp_path: Path) -> None:
     """Not the watermark, which one of the brokers gives as the beginning of its last batch."""
     topic.rows(0, 100)
@@ -279,6 +280,7 @@ def test_a_topic_made_anew_while_a_run_reads_it(
     assert not list(tmp_path.glob("out/*.parquet"))
 
 
+@pytest.mark.few(1)
 def test_ranges_that_were_pinned_without_marks_are_read_on(
     topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +296,7 @@ def test_ranges_that_were_pinned_without_marks_are_read_on(
     assert ids(tmp_path / "out") == list(range(70))
 
 
+@pytest.mark.few(1)
 def test_a_compacted_topic_has_the_latest_record_of_each_key(topic: Topic, tmp_path: Path) -> None:
     """Its offsets have gaps, which are no rows, and a deleted key is a record without a value. (Neither broker
     compacts; the markers of transactions leave such gaps, at every place of a range.)
@@ -312,6 +315,7 @@ def test_a_compacted_topic_has_the_latest_record_of_each_key(topic: Topic, tmp_p
     assert gm.verify(str(tmp_path / "out"), source=False).ok
 
 
+@pytest.mark.long
 def test_retention_in_a_partition_that_was_empty(broker: tuple[str, str], tmp_path: Path) -> None:
     """Records that came since and are gone are told, also where the earlier run found a partition, or all, empty."""
     if broker[0] != "mock":
@@ -332,6 +336,7 @@ def test_retention_in_a_partition_that_was_empty(broker: tuple[str, str], tmp_pa
     assert ids(tmp_path / "one") == list(range(5))
 
 
+@pytest.mark.long
 def test_records_that_retention_has_removed_are_told(broker: tuple[str, str], tmp_path: Path) -> None:
     """By a resumed run, and by one that is to append what came since; a restart takes what is left."""
     if broker[0] != "mock":
@@ -372,6 +377,7 @@ def test_workers_read_ranges_and_dead_letters_are_read_again(topic: Topic, tmp_p
     assert ids(tmp_path / "out") == list(range(310))
 
 
+@pytest.mark.few(1)
 def test_offsets_without_records_are_passed_over(topic: Topic, tmp_path: Path) -> None:
     """The markers of transactions, also where a range, or what a shard reads of it, ends with one. (Neither broker
     tells which transactions were aborted.)
@@ -398,6 +404,7 @@ def test_offsets_without_records_are_passed_over(topic: Topic, tmp_path: Path) -
     assert ids(tmp_path / "out") == list(range(51))
 
 
+@pytest.mark.few(1)
 def test_text_and_bytes(topic: Topic, tmp_path: Path) -> None:
     """Values and keys as they are; records without a value have null."""
     values = [b"plain", "naïve".encode(), None, b"", b"\xff\xfe"]
@@ -426,6 +433,7 @@ def test_values_that_are_not_json_are_dead_letters(topic: Topic, tmp_path: Path)
     assert all(d["source"].startswith(topic.address + "/1/0-10") for d in dead)
 
 
+@pytest.mark.few(1)
 def test_where_limit_sample_and_columns(topic: Topic, tmp_path: Path) -> None:
     """They hold for topics as for files, the broker's columns among them."""
     topic.rows(0, 100)
@@ -439,6 +447,7 @@ def test_where_limit_sample_and_columns(topic: Topic, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.few(1)
 def test_a_topic_without_records_is_a_source_of_no_rows(topic: Topic, tmp_path: Path) -> None:
     """The first records are appended."""
     sink = gm.sink(str(tmp_path / "out"), keep=KEPT)
@@ -508,6 +517,7 @@ def test_avro_of_one_schema(topic: Topic, tmp_path: Path) -> None:
         kept(f"{topic.address}?value=avro", tmp_path / "no", ["id"])
 
 
+@pytest.mark.few(1)
 def test_avro_of_a_registry(topic: Topic, tmp_path: Path) -> None:
     """Each value is read with the schema it names; the registry's password is nowhere in the sink."""
     pytest.importorskip("fastavro")
@@ -530,6 +540,7 @@ def said_in(folder: Path, secret: bytes) -> list[str]:
     return [file for file in files if secret in Path(file).read_bytes()]
 
 
+@pytest.mark.few(1)
 def test_secrets_of_an_address_reach_nothing(topic: Topic, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Neither sink nor messages, whether they are in the address or in storage."""
     topic.rows(0, 30)
@@ -637,6 +648,7 @@ def test_sasl_is_said_to_the_broker(broker: tuple[str, str], tmp_path: Path, mon
     assert "ssh-" not in str(told.value) + out.out + out.err and not (tmp_path / "no").exists()
 
 
+@pytest.mark.few(1)
 def test_a_broker_that_is_away_and_a_topic_that_is_not_there(broker: tuple[str, str], tmp_path: Path,
                                                              monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     """One line with the client's own words, before anything is made."""
@@ -665,6 +677,7 @@ def test_ranges_are_read_one_after_the_other_whatever_is_between(topic: Topic, m
         list(log.records(Span(1, 1990, 2010), 1 << 20))
 
 
+@pytest.mark.long
 def test_a_broker_that_goes_away_is_waited_for_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whoever reads a range, once its patience is over."""
     from gristmill.sources.patience import StoreAway

@@ -72,6 +72,7 @@ def test_rows_appended_to_a_table_are_appended_to_the_result(lake: Any, tmp_path
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 2
 
 
+@pytest.mark.long
 def test_an_interrupted_run_goes_on_at_its_version(lake: Any, tmp_path: Path) -> None:
     """Though the table was overwritten meanwhile; what it read can be verified while the files are there."""
     with wells.delta("", tmp_path) as well:

@@ -55,6 +55,7 @@ def read(source: Any, sink: Path) -> list[dict[str, Any]]:
 WANTED = [{"id": 3, "day": "a", "double": 6}, {"id": 4, "day": None, "double": 8}]
 
 
+@pytest.mark.long
 def test_a_table_whose_client_has_options_is_copied(options: dict[str, str], tmp_path: Path) -> None:
     """Others know these options by other names."""
     source = gm.source("delta+s3://box/lake/table", storage=options)
@@ -75,6 +76,7 @@ def test_a_table_is_read_where_it_is(options: dict[str, str], tmp_path: Path, mo
         read("delta+s3://box/lake/other", tmp_path / "no")
 
 
+@pytest.mark.long
 def test_an_iceberg_table_is_read_by_its_catalog_and_without(server: S3Server, tmp_path: Path) -> None:
     """At the snapshot that it has then; with its client's options it is copied."""
     pytest.importorskip("pyiceberg")

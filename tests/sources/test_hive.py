@@ -62,7 +62,7 @@ def run(uri: Any, sink: Path, fn: Any = seen, **options: Any) -> pa.Table:
     return gm.read(str(sink)).to_table().sort_by("id")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["parquet", "csv", "jsonl"])
 def test_the_columns_are_those_that_pyarrow_gives(tmp_path: Path, form: str) -> None:
     """Values percent-decoded, null under Hive's name; whole numbers where all are, else text; given to the function,

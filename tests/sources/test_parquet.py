@@ -222,6 +222,7 @@ def test_a_column_that_is_not_there_and_one_that_is_twice(scratch: Any, planned:
         planned(path)
 
 
+@pytest.mark.long
 def test_a_large_row_group_is_read_in_pieces(scratch: Any, planned: Any, tmp_path: Path) -> None:
     """Memory is bounded by blocks, not by row groups: 400 MB in one group are read within a few blocks."""
     path = str(scratch.folder() / "x.parquet")

@@ -46,6 +46,7 @@ def held(keyspace: str, sql: str) -> list[tuple[object, ...]]:
         return db.execute(sql).fetchall()
 
 
+@pytest.mark.long
 def test_rows_are_in_partitions_of_one_place_and_the_others_are_gone(keyspace: str, tmp_path: Path) -> None:
     """About a thousand rows in each; after a few nights, of two sinks, only what the pointer leads to is left."""
     address = f"scylla://db.test/{keyspace}#scores"

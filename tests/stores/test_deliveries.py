@@ -256,6 +256,7 @@ def test_rows_that_somebody_removed_are_told() -> None:
     assert gm.verify("out").ok and len(rows()) == ROWS
 
 
+@pytest.mark.long
 def test_loaded_beside_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Committed parts are staged while later ones are scored, where no reader sees them."""
     monkeypatch.setattr(beside, "SOON", 0.0)
@@ -277,6 +278,7 @@ def test_loaded_beside_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert max(staged) > 1 and len(rows()) == ROWS
 
 
+@pytest.mark.long
 def test_two_into_one_file_beside_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither waits for the other, and readers get at the file while rows are scored."""
     monkeypatch.setattr(beside, "SOON", 0.0)
@@ -311,6 +313,7 @@ def test_two_into_one_file_beside_the_run(folder: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}, {"partition_by": ["n"]}], ids=str)
 @pytest.mark.parametrize("at", ["disk", "s3"])
+@pytest.mark.few(2)
 def test_sinks_of_every_form(how: dict[str, Any], at: str, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are delivered from, also beside the run, on a disk and in an object store."""
     monkeypatch.setattr(beside, "SOON", 0.0)
@@ -341,6 +344,7 @@ gm.Job("rows.parquet", slow, gm.sink("out", keep="id"), workers=0, shard_rows=4,
 """
 
 
+@pytest.mark.long
 def test_a_run_that_is_killed_while_it_loads(folder: Path, until: Callable[..., Any]) -> None:
     """What is staged stays, and the same command goes on."""
     Path("killed.py").write_text(KILLED)

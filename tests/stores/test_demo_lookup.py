@@ -14,6 +14,7 @@ DEMO = Path(__file__).parents[2] / "examples" / "lookups.py"
 
 
 @pytest.mark.parametrize("server", [pytest.param(True, id="with Redis"), pytest.param(False, id="without Redis")])
+@pytest.mark.few(1)
 def test_each_answer_is_of_one_night(server: bool, tmp_path: Path) -> None:
     """Every reader sees both nights, none a mixture; without a redis-server there is LMDB alone, which is said."""
     if server and shutil.which("redis-server") is None:

@@ -110,7 +110,7 @@ def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         yield made
 
 
-@pytest.mark.few(60)
+@pytest.mark.few(10)
 def test_every_key_is_found(shop: Shop, key: str, nights: Path, tmp_path: Path) -> None:
     """In the row of its latest night; or its type is refused before anything is brought."""
     address, sink = shop.address(f"k_{key}"), tmp_path / "out"
@@ -171,6 +171,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.few(6)
 def test_odd_names_of_columns(shop: Shop, named: Path, tmp_path: Path) -> None:
     """Rows are brought, updated and found by a key of any name; or it is refused before anything is brought."""
     refused = []
@@ -191,6 +192,7 @@ def test_odd_names_of_columns(shop: Shop, named: Path, tmp_path: Path) -> None:
     assert refused == UNNAMED.get(shop.name, [])
 
 
+@pytest.mark.few(6)
 def test_a_column_of_two_types_in_one_table(shop: Shop, tmp_path: Path) -> None:
     """A second sink whose column has other values is refused, unless the store gives back each as it was."""
     texts, days = pa.array(["a", "b"]), pa.array([19_000, 19_001], pa.int32()).cast(pa.date32())
@@ -219,6 +221,7 @@ NARROWED: dict[str, tuple[pa.Array, pa.Array]] = {
 
 @pytest.mark.parametrize("kind", NARROWED)
 @pytest.mark.parametrize("restart", [False, True], ids=["beside", "again"])
+@pytest.mark.few(10)
 def test_a_later_delivery_with_a_narrower_type(shop: Shop, kind: str, restart: bool, tmp_path: Path) -> None:
     """Rows of an earlier one, of the same sink or another, are found by their keys: values, texts and mappings."""
     address, made = shop.address(f"n_{kind}_{int(restart)}"), []
@@ -254,6 +257,7 @@ ROUNDED: dict[str, tuple[pa.Array, pa.Array]] = {
 
 
 @pytest.mark.parametrize("kind", ROUNDED)
+@pytest.mark.few(10)
 def test_a_later_delivery_whose_type_would_round(shop: Shop, kind: str, tmp_path: Path) -> None:
     """It is refused, or values of the earlier one are given back as they were."""
     address = shop.address(f"r_{kind}")
@@ -273,6 +277,7 @@ def test_a_later_delivery_whose_type_would_round(shop: Shop, kind: str, tmp_path
 
 
 @pytest.mark.parametrize("mode", ["replace", "upsert"])
+@pytest.mark.few(4)
 def test_columns_that_differ_in_capitals(shop: Shop, mode: Any, tmp_path: Path) -> None:
     """A store that takes them for one refuses them before its rows are scored; any other has both."""
     scored: list[int] = []

@@ -190,7 +190,7 @@ def test_appended_by_key_without_the_earlier_ones(shop: Shop, tmp_path: Path) ->
         assert any("holds 24 rows, but 25 were" in line for line in gm.verify(nightly).lines)
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mode", ["replace", "upsert", "append"])
 def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:
     """`verify` tells, also of rows of earlier nights; `deliver` brings them again, unless others would be repeated; a
@@ -302,7 +302,7 @@ def after_a_drop(store: Any, late: Any, dropped: Load) -> Callable[[Load], None]
     return published_late
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_result_that_comes_back_while_its_old_rows_go(
     shop: Shop, first: str, nights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +354,7 @@ def test_what_was_staged_is_gone_when_it_is_to_be_published(
     assert shop.seen("scores") == wanted(range(ROWS), 2)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_of_one_key_the_latest_night_counts(shop: Shop, tmp_path: Path) -> None:
     """Also if the night before was not delivered, and for rows that were dead, which are as old as their night."""
     address, out = shop.address("scores"), str(tmp_path / "out")
@@ -388,7 +388,7 @@ def test_of_one_key_the_latest_night_counts(shop: Shop, tmp_path: Path) -> None:
     assert seen() == {0: 20.0, 1: -21.0, 2: 22.0, 3: 23.0}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_retry_that_changes_no_row_delivers_nothing(shop: Shop, tmp_path: Path) -> None:
     """What is dead stays dead: the rows are there, as receipt, `status` and `verify` say, also of the run after; rows
     that somebody took out come again, and those of a retry that mends something.
@@ -558,6 +558,7 @@ REFUSED: dict[str, list[str]] = {"delta": ["clock"], "spark": ["clock"]}
         pytest.param("upsert", 20, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.few(6)
 def test_killed_at_any_step(shop: Shop, first: str, nights: Path, apart: Apart, mode: str, kills: int) -> None:
     """Readers see the old rows or the new ones, complete; the next command finishes, and one more changes nothing."""
     address, how = shop.address("scores"), {"key": "id", "mode": mode}
@@ -587,7 +588,7 @@ def test_killed_at_any_step(shop: Shop, first: str, nights: Path, apart: Apart, 
         assert gm.deliver(first, address, **how).at == receipt.at
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(1)
 def test_readers_see_one_generation_at_a_time(shop: Shop, tmp_path: Path) -> None:
     """While results are replaced: each answer is complete and of one night, and later answers are of later nights."""
     write(tmp_path / "in", 0, ROWS)
@@ -648,7 +649,7 @@ def test_columns_that_do_not_fit_are_told_before_scoring(shop: Shop, tmp_path: P
     assert shop.seen("scores")[4] == {"id": 4, "y": 1.0, "label": "a", "v": UNIT[0].tolist(), "certainty": 1.0}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 def test_a_second_sink_that_does_not_fit(shop: Shop, first: str, tmp_path: Path) -> None:
     """Its rows are found by another column, or a column is of another type: told before anything is scored."""
     made = gm.to(shop.address("scores"), mode="upsert", key="id")
@@ -722,6 +723,7 @@ def test_a_publication_of_the_same_result(shop: Shop, first: str) -> None:
     ],
 )
 @pytest.mark.parametrize("there", [True, False])
+@pytest.mark.few(10)
 def test_two_sinks_at_once(shop: Shop, first: str, tmp_path: Path, mode: Any, steps: int, there: bool) -> None:
     """One delivers while another one stands still at any of its steps: the rows of both are there afterwards, and those
     that were there before, or one is told that it has to run again.

@@ -241,6 +241,7 @@ def test_a_mapping_is_matched_by_its_names(pairs: list[str]) -> None:
             assert looking.get((1.7, 2.9)) is None
 
 
+@pytest.mark.long
 def test_awaited_and_typed_keys_are_the_same(pairs: list[str]) -> None:
     """`gm.aio.lookup` and the command line find by the same rule."""
 

@@ -113,6 +113,7 @@ def files_of(shop: shops.Shop, folder: Path) -> set[str]:
     return {str(path.relative_to(folder / at)) for path in (folder / at).rglob(form)}
 
 
+@pytest.mark.few(2)
 def test_rows_of_others_stay(shop: shops.Shop, out: str, tmp_path: Path) -> None:
     """What somebody else has written is there after appends and upserts, and a repeat does not see it as ours."""
     append = appender(shop, tmp_path)
@@ -133,6 +134,7 @@ def test_rows_of_others_stay(shop: shops.Shop, out: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+@pytest.mark.few(5)
 def test_somebody_who_is_quicker(
     shop: shops.Shop, out: str, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +215,7 @@ def test_small_parts_share_a_data_file(shop: shops.Shop, out: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.long)])
+@pytest.mark.few(1)
 def test_appending_is_killed_at_any_step(shop: shops.Shop, tmp_path: Path, apart: Apart, kills: int) -> None:
     """Rows are appended or not, all of them, and once, whatever is repeated; somebody else appends in between."""
     append = appender(shop, tmp_path)
@@ -284,6 +287,7 @@ def test_delivered_again_after_others_took_its_place(shop: shops.Shop, out: str,
     assert shop.seen("scores") == wanted(range(ROWS))
 
 
+@pytest.mark.few(2)
 def test_a_table_that_was_restored(shop: shops.Shop, out: str, tmp_path: Path) -> None:
     """To an earlier delivery: `verify` and `lookup` say which rows are there, and the next command brings the others;
     also after others have written to it.

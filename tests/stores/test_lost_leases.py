@@ -47,6 +47,7 @@ def test_fault_48_a_lease_is_held_until_its_file_is_gone(place: Place, monkeypat
             assert other.held()
 
 
+@pytest.mark.long
 def test_fault_48_a_lease_that_was_taken_over_is_lost_at_once(server: S3Server) -> None:
     """A driver that stood still (here: whose beats are far apart) sees another's nonce before its next beat, and leaves
     the other's lease alone.
@@ -77,6 +78,7 @@ def test_a_lease_that_tells_nobody_is_taken_over_once_it_stands_still(
     assert said == ["process ? on ?, started ? may hold this sink: checking whether it is alive, for up to a minute"]
 
 
+@pytest.mark.long
 def test_fault_48_a_store_that_is_away_has_given_the_sink_to_nobody(server: S3Server) -> None:
     """While nobody answers the lease counts as held, and asking takes seconds, not minutes."""
     proxy = Troubled(server.address)
@@ -107,6 +109,7 @@ def test_swap_replaces_what_was_looked_at(place: Place) -> None:
         files.look(f"{root}/none")
 
 
+@pytest.mark.long
 def test_of_many_swaps_of_one_version_one_wins(place: Place) -> None:
     """Eight threads count up together: no step is lost."""
     root, files = place("count")
@@ -145,7 +148,7 @@ def test_a_lease_of_an_earlier_process_of_the_same_number_is_free(server: S3Serv
         assert lease.held() and time.monotonic() - begun < 5
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("how", ["away", "forbidden"])
 def test_a_lease_that_could_not_be_removed_is_nobody_s(
     server: S3Server, how: str, monkeypatch: pytest.MonkeyPatch
@@ -190,6 +193,7 @@ LATE = {
 
 
 @pytest.mark.parametrize("case", LATE)
+@pytest.mark.few(2)
 def test_a_driver_that_comes_late_removes_nothing_of_what_another_published(
     case: str, server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

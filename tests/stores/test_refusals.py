@@ -47,6 +47,7 @@ def test_fault_71_a_conflict_is_no_answer(server: S3Server, proxy: Troubled) -> 
     assert proxy.troubles["409"] >= 4
 
 
+@pytest.mark.long
 def test_fault_71_a_conflict_of_other_requests_is_waited_for(server: S3Server, proxy: Troubled) -> None:
     """Copies, deletions and plain writes are made again, too."""
     root, files = files_of(server, proxy, "others")
@@ -126,6 +127,7 @@ def test_fault_74_names_that_stores_change_are_refused(server: S3Server, name: s
             resolve(source(f"s3://box/x/{name}", storage=server.storage()))
 
 
+@pytest.mark.long
 def test_fault_69_a_sink_that_is_away_is_told_while_it_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

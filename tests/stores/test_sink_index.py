@@ -364,6 +364,7 @@ def test_one_of_several_index_files_is_lost() -> None:
     assert gm.verify("out", deep=True).ok and len(index_files()) == 1
 
 
+@pytest.mark.long
 def test_a_reader_sees_one_result_at_a_time() -> None:
     """While results are replaced many times, all rows of an answer are of one."""
     run()
@@ -451,6 +452,7 @@ def scored(folder: str, sink: str, at: int | None) -> None:
 
 
 @pytest.mark.parametrize("standing", [False, True])
+@pytest.mark.few(1)
 def test_killed_while_it_is_made(apart: Apart, folder: Path, standing: bool) -> None:
     """At any step; readers find the rows of before, or all, and the same command finishes it without scoring."""
 

@@ -58,6 +58,7 @@ def files_of(server: S3Server, name: str) -> tuple[str, ObjectFiles]:
     return root, files
 
 
+@pytest.mark.long
 def test_rows_are_proved_and_two_nights_compared_in_a_store(server: S3Server, rows: str) -> None:
     """Files, receipts and plan are fetched and hashed; the result before the latest is proved while it is kept."""
     job(server, rows, "proved").run()
@@ -133,6 +134,7 @@ def test_parts_are_joined_after_a_stop(
     assert gm.verify(made, deep=True).ok
 
 
+@pytest.mark.long
 def test_a_report_of_the_whole_result(server: S3Server, rows: str) -> None:
     """`reduce` reads the parts before they are published, and its file is an object beside them."""
 
@@ -150,6 +152,7 @@ def test_a_report_of_the_whole_result(server: S3Server, rows: str) -> None:
         assert [n for n in files.below(root, "_gristmill") if n.startswith("_reduced/")] == [path[len(root) + 1 :]]
 
 
+@pytest.mark.long
 def test_vectors_are_reduced_before_they_are_published(server: S3Server, rows: str) -> None:
     """Of an npy sink, from objects that have no visible name yet; a file of it that is deleted is made again."""
 
@@ -189,6 +192,7 @@ def test_npy(server: S3Server, rows: str) -> None:
     assert sum(manifest["rows"].to_pylist()) == ROWS
 
 
+@pytest.mark.long
 def test_restart_replaces_and_dead_rows_are_retried(
     server: S3Server, rows: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -567,7 +571,7 @@ def test_files_are_appended(server: S3Server, tmp_path: Path) -> None:
     assert gm.verify(made).ok
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["parquet", "jsonl"])
 def test_a_process_that_leaves_a_read_ends_well(server: S3Server, rows: str, form: str) -> None:
     """Arrow's threads, which read objects through Python, do not abort the process that ends in the midst of it."""
@@ -630,6 +634,7 @@ def test_batches_are_noted_in_the_store(server: S3Server, rows: str) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"format": "jsonl"}, {"merge": True}], ids=["parquet", "jsonl", "merge"])
 @pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.few(1)
 def test_updates(server: S3Server, tmp_path: Path, how: dict[str, Any], workers: int) -> None:
     """What changed is scored, all else keeps its answers: of parts that are taken over, and of rows in other places."""
     name = f"updates{''.join(how)}{workers}"

@@ -81,6 +81,7 @@ def test_fault_69_a_store_that_is_away_is_waited_for(server: S3Server, proxy: Tr
     assert sorted(report.read().to_table()["id"].to_pylist()) == list(range(ROWS))
 
 
+@pytest.mark.long
 def test_fault_69_a_store_that_stays_away_is_named(
     server: S3Server, proxy: Troubled, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_sink_whose_name_in_stores_is_lost_appends_nothing() -> None:
         ("postgres#aliased", "postgres#public.aliased"),
     ],
 )
+@pytest.mark.few(3)
 def test_a_table_by_another_spelling_is_the_same_table(first: str, second: str, request: pytest.FixtureRequest) -> None:
     """Nothing is appended twice, and the rows are looked up by each."""
     if first.startswith("postgres"):

@@ -7,6 +7,7 @@ import math
 import tempfile
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,7 @@ class Shard:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 300), st.data())
+@pytest.mark.long
 def test_exactly_the_poison_rows_are_found(rows: int, data: st.DataObject) -> None:
     """After at most log2(rows of a call) + 3 deaths a row, the attempt ends; dead are the poison rows and no other."""
     some = st.sets(st.integers(0, rows - 1), max_size=3)
