@@ -180,7 +180,7 @@ def _named(name: str, family: Family) -> str:
     """The name of a tensor without the prefix of the encoder, and with today's names of a norm's two."""
     name = name.removeprefix(family.prefix)
     stem, _, last = name.rpartition(".")
-    return f"{stem}.{ {'gamma': 'weight', 'beta': 'bias'}.get(last, last)}" if stem.endswith("LayerNorm") else name
+    return f"{stem}.{ {'gamma': 'weight', 'beta': 'bias'}.get(last, last) }" if stem.endswith("LayerNorm") else name
 
 
 def _complete(shape: Shape, task: str, sizes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -331,8 +331,8 @@ class _Graph:
             self.op("Reshape", [self.dense(hidden, name, scale if name == query else None), split])
             for name in (query, key, value)
         )
-        q, v = (self.op("Transpose", [x], perm=[0, 2, 1, 3]) for x in (q, v))
-        scores = self.op("MatMul", [q, self.op("Transpose", [k], perm=[0, 2, 3, 1])])
+        q, k, v = (self.op("Transpose", [x], perm=[0, 2, 1, 3]) for x in (q, k, v))
+        scores = self.op("MatMul", [q, self.op("Transpose", [k], perm=[0, 1, 3, 2])])
         shares = self.op("Softmax", [self.op("Add", [scores, bias])], axis=-1)
         mixed = self.op("Transpose", [self.op("MatMul", [shares, v])], perm=[0, 2, 1, 3])
         return self.op("Reshape", [mixed, whole])
