@@ -215,8 +215,8 @@ class _Choice:
         """The float32 graph, computed in float32 or bfloat16."""
         if self.dtype not in ("auto", "float32", "bfloat16") or not device.startswith(("cpu", "auto")):
             raise BadModel(
-                f"{self.name}: backend openvino computes in float32 or bfloat16 on a CPU, not {self.dtype} on {device}: "
-                "use backend onnx or torch"
+                f"{self.name}: backend openvino computes in float32 or bfloat16 on a CPU, not {self.dtype} on "
+                f"{device}: use backend onnx or torch"
             )
         found = replace(self, dtype="float32").onnx()
         return replace(found, backend="openvino", dtype="bfloat16" if self.dtype == "bfloat16" else "float32")

@@ -238,7 +238,7 @@ def write_graph(files: EncoderFiles, shape: Shape, task: str, path: Path) -> Non
     g = _Graph(shape, weights)
     hidden = g.layers(g.embedded())
     output = g.head(hidden) if task == "classify" else g.named("Identity", [hidden], "last_hidden_state")
-    axes = ["batch", shape.labels] if task == "classify" else ["batch", "sequence", shape.width]
+    axes: list[str | int | None] = ["batch", shape.labels] if task == "classify" else ["batch", "sequence", shape.width]
     given = [
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
         for name in ("input_ids", "attention_mask")

@@ -16,8 +16,8 @@ import numpy as np
 
 from gristmill.errors import BadModel
 from gristmill.fingerprint.diskcache import built, cache_folder
-from gristmill.models.contract import Place
 from gristmill.models import encoder_graph
+from gristmill.models.contract import Place
 from gristmill.models.encoder import EncoderFiles, digest
 from gristmill.models.onnx import OnnxEncoder
 from gristmill.models.text import Batch
