@@ -25,6 +25,7 @@ from gristmill.process.startup import import_path
 
 # How far exported float32 models may differ from torch to be used unasked (the design's bound for float32).
 CLOSE = 1e-5
+TOGETHER = 8  # rows in a batch
 _MOST_SECONDS = 900.0
 _START = "import sys; sys.path[:0] = {path!r}; from {module} import main; main()"
 
@@ -119,7 +120,9 @@ def difference(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def _scored(spec: TextSpec, rows: pa.Table, alone: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Values float32 [rows, n] in one batch, those of each row alone if requested, and the labels of a classifier."""
+    """Values float32 [rows, n] in batches of rows of like length, those of each row alone if requested, and the labels
+    of a classifier.
+    """
     from gristmill.models import kinds
 
     spec = kinds.transformer(spec).compared(spec)
@@ -129,12 +132,14 @@ def _scored(spec: TextSpec, rows: pa.Table, alone: bool) -> tuple[np.ndarray, np
     index = np.array([i for i in range(prepared.rows) if i not in refused], dtype=np.int64)
     if len(index) == 0:
         raise BadModel(f"{spec.name}: none of the {prepared.rows} rows sampled has a text to compare backends with")
-    table = model.predict(prepared, index)
-    together = values(table)
+    index = index[np.argsort(-np.asarray(prepared.lengths)[index], kind="stable")]
+    tables = [model.predict(prepared, index[at : at + TOGETHER]) for at in range(0, len(index), TOGETHER)]
+    together = np.concatenate([values(table) for table in tables])
     ones = [values(model.predict(prepared, index[i : i + 1])) for i in range(len(index) if alone else 0)]
     each = np.concatenate(ones) if ones else together
     model.close()
-    labels = np.asarray(table.column(0).to_pylist()) if table.num_columns > 1 else None
+    named = tables[0].num_columns > 1
+    labels = np.array([label for table in tables for label in table.column(0).to_pylist()]) if named else None
     return together, each, labels
 
 
