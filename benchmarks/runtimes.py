@@ -1,11 +1,11 @@
 """What runs a transformer fastest on this machine's cores: a process a core with one thread each, the same batches.
 
-    python benchmarks/runtimes.py [--rounds 3] [--texts 400]
+    python benchmarks/runtimes.py [--rounds 3] [--texts 400] [--without torch.compile]
 
-MiniLM in float32 under ONNX Runtime, torch, torch.compile and OpenVINO (from .venv-peers, which `make bench` installs;
-without it that one is left out): tokens a second of all processes together, padding left out, with batches of about
-1,024 padded tokens. The time until the first batches of each width are through is told apart: there torch.compile
-compiles.
+MiniLM under ONNX Runtime (on the traced graph, and on the one written from the weights), torch, torch.compile and
+OpenVINO, in float32 and bfloat16: tokens a second of all processes together, padding left out, with batches of about
+1,024 padded tokens; and tokens a second of processor time, which other work on the machine changes less. The time until
+the first batches of each width are through is told apart: there torch.compile compiles.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 HERE = Path(__file__).parent
-PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
 TOKENS = 1024
 
 
@@ -60,24 +60,36 @@ def onnx(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
     return lambda ids, mask: session.run(None, named(names, ids, mask))
 
 
-def openvino(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
-    """OpenVINO on the same graph, in float32."""
+def written(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+    """ONNX Runtime on the graph that is written without tracing."""
+    from gristmill.models import encoder, encoder_graph
+
+    files = encoder.find_encoder(folder, folder, None, "onnx", "float32", "cpu", folder.name)
+    shape = encoder_graph.known(files, "embed")
+    assert shape is not None
+    with tempfile.TemporaryDirectory() as scratch:
+        encoder_graph.write_graph(files, shape, "embed", Path(scratch, "model.onnx"))
+        return onnx(folder, f"{scratch}/model.onnx")
+
+
+def openvino(folder: Path, graph: str, precision: str = "f32") -> Callable[[np.ndarray, np.ndarray], Any]:
+    """OpenVINO on the traced graph, in float32."""
     import openvino as ov
 
     core = ov.Core()
-    settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": "f32"}
+    settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": precision}
     model = core.compile_model(core.read_model(graph), "CPU", settings)
     request, names = model.create_infer_request(), [i.any_name for i in model.inputs]
     return lambda ids, mask: request.infer(named(names, ids, mask))
 
 
-def eager(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
+def eager(folder: Path, graph: str, dtype: str = "float32") -> Callable[[np.ndarray, np.ndarray], Any]:
     """torch with scaled dot product attention."""
     import torch
     import transformers
 
     torch.set_num_threads(1)
-    return called(transformers.AutoModel.from_pretrained(str(folder), dtype=torch.float32).eval())
+    return called(transformers.AutoModel.from_pretrained(str(folder), dtype=getattr(torch, dtype)).eval())
 
 
 def compiled(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]:
@@ -96,7 +108,7 @@ def called(model: Any) -> Callable[[np.ndarray, np.ndarray], Any]:
 
     def run(ids: np.ndarray, mask: np.ndarray) -> Any:
         with torch.inference_mode():
-            return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0].numpy()
+            return model(input_ids=torch.from_numpy(ids), attention_mask=torch.from_numpy(mask))[0].float().numpy()
 
     return run
 
@@ -107,31 +119,41 @@ def named(names: list[str], ids: np.ndarray, mask: np.ndarray) -> dict[str, np.n
     return {name: have[name] for name in names}
 
 
-RUNTIMES = {"onnxruntime": onnx, "torch": eager, "torch.compile": compiled, "openvino": openvino}
+RUNTIMES = {
+    "onnxruntime": onnx,
+    "the same, written": written,
+    "torch": eager,
+    "torch.compile": compiled,
+    "openvino": openvino,
+    "torch bfloat16": partial(eager, dtype="bfloat16"),
+    "openvino bfloat16": partial(openvino, precision="bf16"),
+}
 
 
 def child(runtime: str, archive: str, folder: str, graph: str) -> None:
-    """Print seconds of warming up, and useful tokens a second after it."""
+    """Print seconds of warming up, and useful tokens a second, of the clock and of processor time, after it."""
     with np.load(archive) as file:
         held = [(file[f"ids{n}"], file[f"mask{n}"]) for n in range(len(file.files) // 2)]
     run = RUNTIMES[runtime](Path(folder), graph)
     begun = time.perf_counter()
     for ids, mask in held[::25]:
         run(ids, mask)
-    warm, begun = time.perf_counter() - begun, time.perf_counter()
+    warm, begun, used = time.perf_counter() - begun, time.perf_counter(), time.process_time()
     for ids, mask in held:
         run(ids, mask)
-    print(warm, sum(int(mask.sum()) for _, mask in held) / (time.perf_counter() - begun))
+    tokens = sum(int(mask.sum()) for _, mask in held)
+    print(warm, tokens / (time.perf_counter() - begun), tokens / (time.process_time() - used))
 
 
 # ---------------------------------------------------------------- all of them in turns
 
 
-def once(runtime: str, arguments: list[str]) -> tuple[float, float]:
-    """Seconds until warm (the slowest process), and tokens a second of all processes, one a core, together."""
-    program = str(PEERS) if runtime == "openvino" else sys.executable
+def once(runtime: str, arguments: list[str]) -> tuple[float, float, float]:
+    """Seconds until warm (the slowest process), tokens a second of all processes, one a core, together, and of the
+    processor time of one.
+    """
     one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    command = [program, __file__, "--child", runtime, *arguments]
+    command = [sys.executable, __file__, "--child", runtime, *arguments]
     started = [
         subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **one}
@@ -141,7 +163,8 @@ def once(runtime: str, arguments: list[str]) -> tuple[float, float]:
     told = [process.communicate()[0].split() for process in started]
     if any(process.returncode for process in started):
         raise RuntimeError(f"{runtime} failed: {' '.join(command)}")
-    return max(float(t[0]) for t in told), sum(float(t[1]) for t in told)
+    warm, rate, used = zip(*((float(x) for x in t) for t in told), strict=True)
+    return max(warm), sum(rate), statistics.mean(used)
 
 
 def main() -> None:
@@ -150,26 +173,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=400)
+    parser.add_argument("--without", nargs="*", default=[], help="runtimes to leave out")
     given = parser.parse_args()
     sys.path.insert(0, str(HERE.parent / "tests"))
     import kit
 
     folder, graph = kit.minilm(), next(Path(kit.minilm_onnx()).rglob("*.onnx"))
-    there = PEERS.exists() and subprocess.call([str(PEERS), "-c", "import openvino"], stderr=subprocess.DEVNULL) == 0
-    runtimes = [name for name in RUNTIMES if name != "openvino" or there]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in runtimes}
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in RUNTIMES if name not in given.without}
     with tempfile.TemporaryDirectory(prefix="runtimes-") as scratch:
         archive = f"{scratch}/batches.npz"
         np.savez(archive, **batches(kit.docstrings(given.texts), folder / "tokenizer.json"))
         for _ in range(given.rounds):
-            for name in runtimes:
-                found[name].append(once(name, [archive, str(folder), str(graph)]))
-    best = statistics.median(rate for _, rate in found["onnxruntime"])
+            for name, runs in found.items():
+                runs.append(once(name, [archive, str(folder), str(graph)]))
+    base = found["onnxruntime"]
     for name, runs in found.items():
-        warm, rate = (statistics.median(column) for column in zip(*runs, strict=True))
-        print(f"{name:14} {rate:8,.0f} tokens/s  {rate / best:.2f} of onnxruntime   warm after {warm:.1f} s")
-    if not there:
-        print("openvino left out: `make bench` installs it")
+        warm, rate, used = (statistics.median(column) for column in zip(*runs, strict=True))
+        times, part = (statistics.median(a[n] / b[n] for a, b in zip(runs, base, strict=True)) for n in (1, 2))
+        print(
+            f"{name:18} {rate:8,.0f} tokens/s, {times:.2f} of onnxruntime   {used:8,.0f} a second of processor time, "
+            f"{part:.2f}   warm after {warm:.1f} s"
+        )
 
 
 if __name__ == "__main__":

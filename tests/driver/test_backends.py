@@ -13,7 +13,8 @@ import pytest
 
 import gristmill as gm
 from gristmill.driver import backends, planning
-from gristmill.models import fidelity
+from gristmill.models import fidelity, runtimes
+from gristmill.models.runtimes import Runtime
 
 pytestmark = pytest.mark.real_model
 
@@ -52,8 +53,8 @@ def vectors(report: gm.Report) -> np.ndarray:
 def test_a_long_job_is_exported_once_and_pinned(
     cache: Path, source: Path, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A short job runs on torch. A long one is exported, compared on its own rows, and runs on ONNX Runtime; from then
-    on short jobs do too, but a sink keeps the backend that its plan was made for.
+    """A short job runs on torch. A long one is exported, compared on its own rows, and runs on whatever is the fastest;
+    from then on short jobs do too, but a sink keeps the backend that its plan was made for.
     """
     small = job(source, tmp_path / "a", minilm)
     assert small.plan().backend.startswith("torch (too small")
@@ -61,14 +62,17 @@ def test_a_long_job_is_exported_once_and_pinned(
     assert first.details["runs_on"]["backend"] == "torch"
     assert not (cache / "exports").exists()
     with monkeypatch.context() as patch:
-        patch.setattr(backends, "WORTH_SECONDS", 0.0)
-        patch.setattr(backends, "WORTH_A_BYTE", 0.0)
+        patch.setattr(backends, "QUICK_SECONDS", 0.0)
+        patch.setattr(backends, "QUICK_A_BYTE", 0.0)
         second = job(source, tmp_path / "b", minilm).run()
-    assert second.details["runs_on"]["backend"] == "onnx"
-    (note,) = (cache / "exports").glob("*.fidelity.json")
-    assert json.loads(note.read_text())["difference"] <= 1e-5
+    (note,) = (cache / "exports").glob("*.runtimes.json")
+    found = json.loads(note.read_text())["runtimes"]
+    assert set(found) == {"torch", "onnx", "openvino"}
+    assert all(one["difference"] <= 1e-5 and one["rate"] > 0 for one in found.values())
+    fastest = max(found, key=lambda name: found[name]["rate"])
+    assert second.details["runs_on"]["backend"] == fastest
     np.testing.assert_allclose(vectors(second), vectors(first), atol=1e-5)
-    assert job(source, tmp_path / "c", minilm).plan().backend == "onnx (exported before)"
+    assert job(source, tmp_path / "c", minilm).plan().backend == f"{fastest} (compared before)"
     assert small.run().state == "nothing to do"
     pq.write_table(pa.table({"id": [60], "text": ["one more"]}), tmp_path / "more.parquet")
     grown = gm.Job(
@@ -84,10 +88,69 @@ def test_a_model_that_exports_to_other_values_stays_on_torch(
     monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
     r = planning.resolve(job(source, tmp_path / "a", minilm).spec)
     for found, said in ((2e-3, "exported to ONNX it differs by 2.0e-03"), ("no such operator", "no such operator")):
-        fidelity.remember(r.model, found)
+        of = Runtime(failed=found) if isinstance(found, str) else Runtime(900.0, found)
+        runtimes.remember(r.model, {"torch": Runtime(100.0), "onnx": of, "openvino": of})
         chosen = backends.settle(r)
         assert chosen.resolved.model.backend == "torch"
         assert chosen.notes == (f"embed {minilm}: stays on torch: {said}",)
+
+
+def test_the_fastest_that_is_equal_to_torch_runs(
+    tmp_path: Path, source: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured on this machine decides, not which it is; figures of another machine are none of this one."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    r = planning.resolve(job(source, tmp_path / "a", minilm).spec)
+    for rates, wanted in (((3, 2, 1), "torch"), ((2, 3, 1), "onnx"), ((1, 2, 3), "openvino")):
+        names = ("torch", "onnx", "openvino")
+        runtimes.remember(r.model, {n: Runtime(float(x), 1e-7) for n, x in zip(names, rates, strict=True)})
+        assert backends.settle(r).resolved.place.backend in (wanted, "auto" if wanted == "torch" else wanted)
+        assert job(source, tmp_path / "a", minilm).plan().backend == f"{wanted} (compared before)"
+    found = {"torch": Runtime(1.0), "onnx": Runtime(2.0, 1e-7), "openvino": Runtime(3.0, 1e-3)}
+    assert runtimes.fastest(found, fidelity.CLOSE) == "onnx"
+    monkeypatch.setattr(runtimes.machine, "name", lambda: "Another Processor x 64")
+    assert runtimes.recall(r.model) is None
+
+
+@pytest.mark.long
+def test_an_export_on_request_counts_for_auto(
+    tmp_path: Path, docstrings: list[str], minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """backend=onnx exports the model and tells what each backend reaches; a job on auto then loads no torch, whatever
+    its size.
+    """
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(backends, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(backends, "QUICK_A_BYTE", 0.0)
+    pq.write_table(pa.table({"id": range(60), "text": [t[:200] for t in docstrings[:60]]}), tmp_path / "in.parquet")
+    asked = job(tmp_path / "in.parquet", tmp_path / "a", minilm, backend="onnx").run()
+    assert asked.details["runs_on"]["backend"] == "onnx"
+    r = planning.resolve(job(tmp_path / "in.parquet", tmp_path / "b", minilm).spec)
+    found = runtimes.recall(r.model)
+    assert found is not None and set(found) == {"torch", "onnx", "openvino"}
+    monkeypatch.setattr(runtimes, "measured", None)  # nothing is measured again
+    assert backends.foreseen(r).endswith("(compared before)")
+    backends.settle(r)
+
+
+@pytest.mark.long
+def test_bfloat16_on_request_tells_how_close_it_is(cache: Path, source: Path, minilm: Path, tmp_path: Path) -> None:
+    """On a CPU by OpenVINO, or by whichever is faster where that is left open, with its fidelity told."""
+    exact = vectors(job(source, tmp_path / "a", minilm, backend="onnx").run())
+    for name, options in (("b", {"backend": "openvino"}), ("c", {})):
+        report = job(source, tmp_path / name, minilm, dtype="bfloat16", **options).run()
+        assert report.details["runs_on"]["dtype"] == "bfloat16"
+        assert any("in bfloat16, on 32 rows of this source: cosine to float32 0.99" in n for n in report.notes)
+        assert (vectors(report) * exact).sum(axis=1).min() > 0.99
+    with pytest.raises(gm.PlanChanged, match=r"model\.dtype"):
+        job(source, tmp_path / "b", minilm).run()
+
+
+def test_openvino_refuses_what_it_does_not_compute(tmp_path: Path, source: Path, minilm: Path) -> None:
+    """Another precision, or a GPU, before anything runs."""
+    for options in ({"dtype": "float16"}, {"dtype": "int8"}, {"device": "cuda"}):
+        with pytest.raises(gm.BadModel, match="backend openvino computes in float32 or bfloat16 on a CPU"):
+            job(source, tmp_path / "a", minilm, backend="openvino", **options).plan()
 
 
 @pytest.mark.long
@@ -99,8 +162,8 @@ def test_a_comparison_that_takes_too_long_ends_no_job(
     """
     monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(fidelity, "_MOST_SECONDS", 0.5)
-    monkeypatch.setattr(backends, "WORTH_SECONDS", 0.0)
-    monkeypatch.setattr(backends, "WORTH_A_BYTE", 0.0)
+    monkeypatch.setattr(backends, "QUICK_SECONDS", 0.0)
+    monkeypatch.setattr(backends, "QUICK_A_BYTE", 0.0)
     for name in "ab":
         report = job(source, tmp_path / name, minilm).run()
         assert (report.rows_ok, report.details["runs_on"]["backend"]) == (60, "torch")
@@ -218,8 +281,8 @@ def test_an_export_and_its_verdict_are_of_the_modeling_code_that_is_there(
     for factor in ("1", "3"):
         (folder / "modeling_own.py").write_text(MODELING.replace("FACTOR", factor))
         options = {"trust_remote_code": True, "pooling": "mean", "normalize": False, "text": "text"}
-        assert fidelity.verdict(gm.TextEmbedder(str(folder), backend="torch", **options)) is None
-        fidelity.remember(gm.TextEmbedder(str(folder), backend="torch", **options), 0.0)
+        assert runtimes.recall(gm.TextEmbedder(str(folder), backend="torch", **options)) is None
+        runtimes.remember(gm.TextEmbedder(str(folder), backend="torch", **options), {"torch": Runtime(1.0)})
         job = gm.Job(
             str(tmp_path / "in.parquet"), gm.TextEmbedder(str(folder), backend="onnx", **options),
             str(tmp_path / "out"), workers=1,

@@ -57,7 +57,7 @@ def _tries(r: Resolved, plain: BatchPlan) -> dict[str, Any]:
     if r.info.call is not None or r.estimated_rows < LEAST_ROWS or r.only is not None:
         return {}
     if plain.by_tokens:
-        on_cpu = ONNX_TRIES if r.place.backend == "onnx" else CPU_TRIES
+        on_cpu = ONNX_TRIES if r.place.backend in ("onnx", "openvino") else CPU_TRIES
         return {"tries": GPU_TRIES if r.place.gpu else on_cpu}
     return {"tries": ROW_TRIES, "longest": LONGEST_CALL}
 

@@ -543,7 +543,7 @@ def budget_of(r: Resolved) -> BatchPlan:
         return BatchPlan(CPU_TOKENS, taken, max(ROW_WINDOW, taken))
     tokens = running.batch_tokens
     if tokens == "auto":
-        on_cpu = ONNX_TOKENS if r.place.backend == "onnx" else CPU_TOKENS
+        on_cpu = ONNX_TOKENS if r.place.backend in ("onnx", "openvino") else CPU_TOKENS
         tokens = GPU_TOKENS if r.place.gpu else on_cpu
     rows = running.batch_rows
     quick = QUICK_CALL if rows == "auto" and own else None

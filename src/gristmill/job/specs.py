@@ -176,7 +176,7 @@ RETURNS = Help(
 _FEATURES = Help("The feature columns, in the model's order")
 _INPUTS = Help("Graph inputs and the columns that feed them", flag=None)
 _MAX_LENGTH = Help("Cut texts after N tokens (default: as the folder says)")
-BACKEND = Help("What runs the model: torch or onnx (of text), genai or vllm (of prompts), or auto", "NAME")
+BACKEND = Help("What runs the model: torch, onnx or openvino (of text), genai or vllm (of prompts), or auto", "NAME")
 _DTYPE = Help("The precision: float32, bfloat16, float16, int8, or auto, which never changes it", "NAME")
 _DEVICE = Help("The device: cpu, cuda, cuda:0, mps, or auto", "NAME")
 _TRUST = Help("Let the model's folder run its own code")

@@ -6,7 +6,7 @@ no int8 file, it is made from the float32 model.
 
 If a folder has weights, they are the model: an ONNX graph beside them may be from an earlier training. Unless
 requested, the graph is used only if torch is not installed; if it is used, both are part of the digest. `EXPORTED`
-means ONNX Runtime on an export of the weights, which a run may choose (driver/backends.py).
+means ONNX Runtime or OpenVINO on an export of the weights, which a run may choose (driver/backends.py).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
 from gristmill.process.extras import installed, require
 
-BACKENDS = ("auto", "torch", "onnx")
-EXPORTED = "export"
+BACKENDS = ("auto", "torch", "onnx", "openvino")
+EXPORTED = {"onnx": "export", "openvino": "export-openvino"}
 _DTYPES = {
     "auto": "auto", "float32": "float32", "fp32": "float32", "float": "float32", "float16": "float16",
     "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16", "int8": "int8", "int4": "int4",
@@ -61,7 +61,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class EncoderFiles:
-    """What will be loaded: `graph` for onnx (None: to be exported from `weights`), `weights` for torch.
+    """What will be loaded: `graph` for onnx and openvino (None: to be exported from `weights`), `weights` for torch.
 
     `quantise`: the graph is float32 and int8 is requested, so the graph will be quantised.
     """
@@ -90,7 +90,7 @@ class EncoderFiles:
     @property
     def used(self) -> tuple[Path, ...]:
         """The files whose content the output depends on, except the configuration."""
-        if self.backend == "onnx" and self.graph is not None:
+        if self.backend != "torch" and self.graph is not None:
             return (
                 self.graph,
                 *self.weights,  # the graph was made from these: if they are retrained, so must it be
@@ -131,7 +131,7 @@ def find_encoder(
 
     Raises BadModel if there is nothing to load, or nothing that was requested, naming what there is.
     """
-    if backend not in (*BACKENDS, EXPORTED):
+    if backend not in (*BACKENDS, *EXPORTED.values()):
         raise BadModel(f"{name}: backend is {backend!r}: it must be one of {', '.join(BACKENDS)}")
     if dtype not in _DTYPES:
         raise BadModel(f"{name}: dtype is {dtype!r}: it must be one of {', '.join(sorted(set(_DTYPES.values())))}")
@@ -142,8 +142,11 @@ def find_encoder(
     choice = _Choice(root, folder, named, _DTYPES[dtype], name)
     if backend == "auto":
         backend = choice.backend(device)
-    if backend == EXPORTED:
-        return choice.exported()
+    for runs, export in EXPORTED.items():
+        if backend == export:
+            return choice.exported(runs)
+    if backend == "openvino":
+        return choice.openvino(device)
     return choice.torch() if backend == "torch" else choice.onnx()
 
 
@@ -203,12 +206,26 @@ class _Choice:
         dtype = self._saved_dtype() if self.dtype == "auto" else self.dtype
         return EncoderFiles(self.root, self.folder, "torch", dtype, weights)
 
-    def exported(self) -> EncoderFiles:
-        return replace(self.torch(), backend="onnx", dtype="float32")
+    def exported(self, backend: str) -> EncoderFiles:
+        found = self.torch()
+        reduced = backend == "openvino" and found.dtype == "bfloat16"
+        return replace(found, backend=backend, dtype="bfloat16" if reduced else "float32")
+
+    def openvino(self, device: str) -> EncoderFiles:
+        """The float32 graph, computed in float32 or bfloat16."""
+        if self.dtype not in ("auto", "float32", "bfloat16") or not device.startswith(("cpu", "auto")):
+            raise BadModel(
+                f"{self.name}: backend openvino computes in float32 or bfloat16 on a CPU, not {self.dtype} on "
+                f"{device}: use backend onnx or torch"
+            )
+        found = replace(self, dtype="float32").onnx()
+        return replace(found, backend="openvino", dtype="bfloat16" if self.dtype == "bfloat16" else "float32")
 
     def onnx(self) -> EncoderFiles:
         if self.dtype == "bfloat16":
-            raise BadModel(f"{self.name}: backend onnx does not support bfloat16: use backend torch, or float32")
+            raise BadModel(
+                f"{self.name}: backend onnx does not support bfloat16: use backend torch or openvino, or float32"
+            )
         made = self.dtype == "int8" and self.named is None and self._loadable and installed("onnx")
         found = None if made else self._graph()
         weights = self.weights if self.named is None else ()
@@ -298,11 +315,13 @@ def check_graph(files: EncoderFiles, task: str, name: str) -> Value | None:
 def check_packages(files: EncoderFiles, name: str) -> None:
     """Raises MissingExtra for a package that loading these files would need. Imports none of them."""
     needed = [("tokenizers", "text")]
-    if files.backend == "onnx":
+    if files.backend != "torch":
         needed.append(("onnxruntime", "onnx"))
+    if files.backend == "openvino":
+        needed.append(("openvino", "openvino"))
     if files.backend == "torch" or files.graph is None:
         needed += [("torch", "torch"), ("transformers", "hf")]
-    if files.backend == "onnx" and (files.graph is None or files.quantise):
+    if files.backend != "torch" and (files.graph is None or files.quantise):
         needed.append(("onnx", "export"))
     for module, extra in needed:
         if not installed(module):

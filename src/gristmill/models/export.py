@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from gristmill.errors import BadModel
-from gristmill.fingerprint.diskcache import built
+from gristmill.fingerprint.diskcache import built, cache_folder
+from gristmill.models import encoder_graph
 from gristmill.models.contract import Place
 from gristmill.models.encoder import EncoderFiles, digest
 from gristmill.models.onnx import OnnxEncoder
@@ -23,10 +24,12 @@ from gristmill.models.text import Batch
 from gristmill.process.extras import installed, require
 
 _LOG = logging.getLogger("gristmill.models")
-_OPSET = 17  # the oldest with LayerNormalization; ONNX Runtime since 1.12 runs it
-_FORMAT = 1  # counts up when what is written here changes
+_OPSET = encoder_graph.OPSET
+_FORMAT = 2  # counts up when what is written here changes
 # How far an exported float32 encoder may differ from the one it comes from; measured on MiniLM: 2e-6.
 _TOLERANCE = 1e-3
+_BUILT = 1e-4  # the same of a graph written from the weights, or it is traced
+_EXAMPLE = 160  # tokens: beyond 128, from where mpnet's distances are all alike
 
 
 def exportable() -> bool:
@@ -47,7 +50,8 @@ def export_key(digest: str, task: str) -> str:
 
 
 def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
-    """The ONNX file of a torch model: from the cache, or written there now (a minute for a base-size model).
+    """The ONNX file of a torch model: from the cache, or written there now: of families whose graph is known in less
+    than a second beside loading the model, of others by tracing it (a minute for a base-size model).
 
     It is compared with the torch model on two rows before it is kept. Needs torch and transformers. Raises BadModel if
     the model cannot be exported, or gives other values afterwards.
@@ -58,6 +62,13 @@ def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -
         _export(files, task, folder / "model.onnx", name, code)
 
     return built(export_key(digest(files, name, code=code), task), build) / "model.onnx"
+
+
+def quick(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> bool:
+    """Whether the ONNX file is in the cache, or is written without tracing."""
+    if (cache_folder() / export_key(digest(files, name, code=code), task)).is_dir():
+        return True
+    return not code and encoder_graph.known(files, task) is not None
 
 
 def quantised(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
@@ -102,14 +113,30 @@ def _wide_products() -> bool:
 
 
 def _export(files: EncoderFiles, task: str, path: Path, name: str, code: bool) -> None:
-    torch = require("torch", "torch", f"exporting {name}")
+    require("torch", "torch", f"exporting {name}")
     require("transformers", "hf", f"exporting {name}")
     from gristmill.models.torch import load_transformer
 
     # Eager attention: the exporter supports its operators everywhere, and ONNX Runtime fuses them again.
     model = load_transformer(files, task, "float32", name, code=code, attention="eager")
-    output = "logits" if task == "classify" else "last_hidden_state"
+    shape = None if code else encoder_graph.known(files, task)
+    if shape is not None:
+        encoder_graph.write_graph(files, shape, task, path)
+        batch = _example(
+            int(model.config.vocab_size), min(_EXAMPLE, shape.positions - 2 - shape.padding), shape.padding
+        )
+        difference = _difference(path, task, batch, _values(model, task, batch), name)
+        if difference <= _BUILT:
+            return
+        _LOG.warning("%s: written from its weights the graph differs by %.2g: tracing it", name, difference)
+        path.unlink()
+    _trace(model, task, path, name)
 
+
+def _trace(model: Any, task: str, path: Path, name: str) -> None:
+    import torch
+
+    output = _output(task)
     base: Any = torch.nn.Module
 
     class Plain(base):  # type: ignore[misc]
@@ -122,40 +149,63 @@ def _export(files: EncoderFiles, task: str, path: Path, name: str, code: bool) -
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
             return self.model(input_ids=input_ids, attention_mask=attention_mask)[output]
 
-    batch = _example(int(getattr(model.config, "vocab_size", 1000)))
+    batch = _example(int(getattr(model.config, "vocab_size", 1000)), 12, None)
     ids, mask = torch.from_numpy(batch.ids), torch.from_numpy(batch.mask.astype(np.int64))
     axes: dict[str, dict[int, str]] = {n: {0: "batch", 1: "sequence"} for n in ("input_ids", "attention_mask")}
     axes[output] = {0: "batch"} if task == "classify" else {0: "batch", 1: "sequence"}
     try:
+        wanted = _values(model, task, batch)
         with torch.inference_mode(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            wanted = Plain().eval()(ids, mask).numpy()
             torch.onnx.export(
                 Plain().eval(), (ids, mask), str(path), input_names=["input_ids", "attention_mask"],
                 output_names=[output], dynamic_axes=axes, opset_version=_OPSET, dynamo=False,
             )  # fmt: skip
     except Exception as e:
         raise BadModel(f"{name}: cannot be exported to ONNX ({type(e).__name__}: {e}): use backend torch") from e
-    _compare(path, task, batch, wanted, name)
+    difference = _difference(path, task, batch, wanted, name)
+    if not difference <= _TOLERANCE:
+        raise BadModel(
+            f"{name}: exported to ONNX, it differs by {difference:.2g} from the torch model: use backend torch"
+        )
 
 
-def _example(vocabulary: int) -> Batch:
-    """Two rows of different lengths, so that padding is part of the comparison."""
-    ids = np.random.default_rng(0).integers(5, max(6, vocabulary), size=(2, 12), dtype=np.int64)
-    mask = np.ones((2, 12), dtype=bool)
-    mask[1, 7:] = False
+def _output(task: str) -> str:
+    return "logits" if task == "classify" else "last_hidden_state"
+
+
+def _values(model: Any, task: str, batch: Batch) -> np.ndarray:
+    """What the torch model gives."""
+    import torch
+
+    with torch.inference_mode():
+        ids, mask = torch.from_numpy(batch.ids), torch.from_numpy(batch.mask.astype(np.int64))
+        return np.asarray(model(input_ids=ids, attention_mask=mask)[_output(task)].numpy())
+
+
+def _example(vocabulary: int, tokens: int, padding: int | None) -> Batch:
+    """Two rows of different lengths, so that padding is part of the comparison; its tokens are random, too, if no token
+    is named.
+    """
+    first = 5 if padding is None or vocabulary <= 6 else max(5, padding + 1)
+    ids = np.random.default_rng(0).integers(first, max(first + 1, vocabulary), size=(2, tokens), dtype=np.int64)
+    mask = np.ones((2, tokens), dtype=bool)
+    mask[1, tokens * 7 // 12 :] = False
+    if padding is not None:
+        ids[~mask] = padding
     return Batch(ids, mask)
 
 
-def _compare(path: Path, task: str, batch: Batch, wanted: np.ndarray, name: str) -> None:
+def _difference(path: Path, task: str, batch: Batch, wanted: np.ndarray, name: str) -> float:
+    """The largest difference of the graph's values from those that are wanted."""
     session = OnnxEncoder(path, task, Place(), name)
-    shorter = Batch(batch.ids[1:, :7], batch.mask[1:, :7])  # other sizes than those it was exported with
-    for given, expected in ((batch, wanted), (shorter, wanted[1:] if task == "classify" else wanted[1:, :7])):
+    length = int(batch.mask[1].sum())
+    shorter = Batch(batch.ids[1:, :length], batch.mask[1:, :length])  # other sizes than those it was exported with
+    largest = 0.0
+    for given, expected in ((batch, wanted), (shorter, wanted[1:] if task == "classify" else wanted[1:, :length])):
         found = session.output(given)
         if task != "classify":
             found, expected = found[given.mask], expected[given.mask]
         difference = float(np.abs(found - expected).max())
-        if not difference <= _TOLERANCE:
-            raise BadModel(
-                f"{name}: exported to ONNX, it differs by {difference:.2g} from the torch model: use backend torch"
-            )
+        largest = difference if not difference <= largest else largest  # also if it is not a number
+    return largest

@@ -12,24 +12,22 @@ import pickle
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.errors import BadModel
-from gristmill.fingerprint.diskcache import cache_folder, write_whole
 from gristmill.job.specs import TextSpec
 from gristmill.models.contract import Place
-from gristmill.models.export import export_key
 from gristmill.process.spawning import mortal
 from gristmill.process.startup import import_path
 
 # How far exported float32 models may differ from torch to be used unasked (the design's bound for float32).
 CLOSE = 1e-5
+TOGETHER = 8  # rows in a batch
 _MOST_SECONDS = 900.0
-_START = "import sys; sys.path[:0] = {path!r}; from gristmill.models.fidelity import main; main()"
+_START = "import sys; sys.path[:0] = {path!r}; from {module} import main; main()"
 
 
 @dataclass(frozen=True)
@@ -65,20 +63,26 @@ def measured(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fide
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)
-    body = pickle.dumps((spec, reference, sink.getvalue()))
-    command = [*mortal(), sys.executable, "-c", _START.format(path=import_path())]
+    return Fidelity(**apart(__name__, pickle.dumps((spec, reference, sink.getvalue())), spec.name))
+
+
+def apart(module: str, body: bytes, name: str) -> dict[str, Any]:
+    """What `main` of a module answers in a process of its own: one line of JSON, the last on its stdout. Raises
+    BadModel for an answer with an error, and for none.
+    """
+    command = [*mortal(), sys.executable, "-c", _START.format(path=import_path(), module=module)]
     try:
         done = subprocess.run(command, check=False, input=body, capture_output=True, timeout=_MOST_SECONDS)
     except subprocess.TimeoutExpired:
-        raise BadModel(f"{spec.name}: comparing backends took over {_MOST_SECONDS:.0f} s and was ended") from None
+        raise BadModel(f"{name}: comparing backends took over {_MOST_SECONDS:.0f} s and was ended") from None
     try:
-        answer = json.loads(done.stdout.rpartition(b"\n")[2])
+        answer: dict[str, Any] = json.loads(done.stdout.rpartition(b"\n")[2])
     except ValueError:
         said = done.stderr.decode("utf-8", "replace").strip()[-2000:]
-        raise BadModel(f"{spec.name}: comparing backends failed with code {done.returncode}: {said}") from None
+        raise BadModel(f"{name}: comparing backends failed with code {done.returncode}: {said}") from None
     if "error" in answer:
         raise BadModel(answer["error"])
-    return Fidelity(**answer)
+    return answer
 
 
 def main() -> None:
@@ -95,8 +99,8 @@ def main() -> None:
 
 def compare(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fidelity:
     """Score the rows with both, in this process."""
-    together, apart, labels = _scored(spec, rows, alone=True)
-    batching = _difference(apart, together)
+    together, alone, labels = _scored(spec, rows, alone=True)
+    batching = difference(alone, together)
     if reference is None:
         return Fidelity(len(together), None, None, None, None, batching)
     wanted, _, wanted_labels = _scored(reference, rows, alone=False)
@@ -106,16 +110,19 @@ def compare(spec: TextSpec, reference: TextSpec | None, rows: pa.Table) -> Fidel
     if labels is not None and wanted_labels is not None:
         agreement = float(np.mean(labels == wanted_labels))
     return Fidelity(
-        len(together), _difference(together, wanted), float(cosine.mean()), float(cosine.min()), agreement, batching
+        len(together), difference(together, wanted), float(cosine.mean()), float(cosine.min()), agreement, batching
     )
 
 
-def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
+def difference(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest, relative to the largest value if that is over 1."""
     return float(np.abs(found - wanted).max() / max(1.0, float(np.abs(wanted).max())))
 
 
 def _scored(spec: TextSpec, rows: pa.Table, alone: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Values float32 [rows, n] in one batch, those of each row alone if requested, and the labels of a classifier."""
+    """Values float32 [rows, n] in batches of rows of like length, those of each row alone if requested, and the labels
+    of a classifier.
+    """
     from gristmill.models import kinds
 
     spec = kinds.transformer(spec).compared(spec)
@@ -125,44 +132,20 @@ def _scored(spec: TextSpec, rows: pa.Table, alone: bool) -> tuple[np.ndarray, np
     index = np.array([i for i in range(prepared.rows) if i not in refused], dtype=np.int64)
     if len(index) == 0:
         raise BadModel(f"{spec.name}: none of the {prepared.rows} rows sampled has a text to compare backends with")
-    table = model.predict(prepared, index)
-    together = _values(table)
-    ones = [_values(model.predict(prepared, index[i : i + 1])) for i in range(len(index) if alone else 0)]
-    apart = np.concatenate(ones) if ones else together
+    index = index[np.argsort(-np.asarray(prepared.lengths)[index], kind="stable")]
+    tables = [model.predict(prepared, index[at : at + TOGETHER]) for at in range(0, len(index), TOGETHER)]
+    together = np.concatenate([values(table) for table in tables])
+    ones = [values(model.predict(prepared, index[i : i + 1])) for i in range(len(index) if alone else 0)]
+    each = np.concatenate(ones) if ones else together
     model.close()
-    labels = np.asarray(table.column(0).to_pylist()) if table.num_columns > 1 else None
-    return together, apart, labels
+    named = tables[0].num_columns > 1
+    labels = np.array([label for table in tables for label in table.column(0).to_pylist()]) if named else None
+    return together, each, labels
 
 
-def _values(table: pa.Table) -> np.ndarray:
+def values(table: pa.Table) -> np.ndarray:
+    """The last column of a model's answers, vectors or all scores, as float32 [rows, n]."""
     column = table.column(table.num_columns - 1).combine_chunks()
     if isinstance(column, pa.ChunkedArray):
         column = column.chunk(0)
     return np.asarray(column.flatten().to_numpy(zero_copy_only=False)).reshape(len(column), -1)
-
-
-# ---------------------------------------------------------------- what was found, kept by the model's digest
-
-
-def verdict(spec: TextSpec) -> float | str | None:
-    """What an earlier comparison of the exported model with torch found: the difference, or why there can be none; None
-    if nothing has been compared yet.
-    """
-    try:
-        kept = json.loads(_note(spec).read_text(encoding="utf-8"))
-        found = kept["difference"]
-        return str(found) if isinstance(found, str) else float(found)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def remember(spec: TextSpec, difference: float | str) -> None:
-    """Keep what was found. Raises OSError if the cache cannot be written."""
-    write_whole(_note(spec), json.dumps({"difference": difference}))
-
-
-def _note(spec: TextSpec) -> Path:
-    from gristmill.models import kinds
-
-    key = export_key(kinds.describe(spec, None).digest, kinds.transformer(spec).TASK)
-    return cache_folder() / f"{key}.fidelity.json"

@@ -7,16 +7,18 @@ import re
 from pathlib import Path
 from typing import Literal
 
-Library = Literal["torch", "onnxruntime"]
+Library = Literal["torch", "onnxruntime", "openvino"]
 
 
 def library_of(backend: str) -> Library:
     """What computes a transformer with that backend."""
-    return "torch" if backend == "torch" else "onnxruntime"
+    return "openvino" if "openvino" in backend else "torch" if backend == "torch" else "onnxruntime"
 
 
 def without_gpu(library: Library) -> str | None:
     """Why the library that is installed here cannot use a GPU, and what to install; None if it can, or is not here."""
+    if library == "openvino":
+        return "backend openvino computes on CPUs here: use backend torch or onnx"
     if library == "torch":
         built = _torch_build()
         if built is None or built[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,17 +86,23 @@ class OnnxEncoder:
 
     def output(self, batch: Batch) -> np.ndarray:
         """What the graph gives for the batch: float32 [rows, …]."""
-        feeds = {}
-        for name, dtype in self._types.items():
-            if name == "input_ids":
-                feeds[name] = batch.ids.astype(dtype, copy=False)
-            elif name == "attention_mask":
-                feeds[name] = batch.mask.astype(dtype)
-            elif name == "position_ids":
-                feeds[name] = np.maximum(np.cumsum(batch.mask, axis=1) - 1, 0).astype(dtype)
-            else:
-                feeds[name] = np.zeros(batch.ids.shape, dtype) if batch.types is None else batch.types.astype(dtype)
-        return np.asarray(self._session.run([self._output], feeds)[0]).astype(np.float32, copy=False)
+        found = self._session.run([self._output], fed(batch, self._types))[0]
+        return np.asarray(found).astype(np.float32, copy=False)
+
+
+def fed(batch: Batch, types: Mapping[str, np.dtype]) -> dict[str, np.ndarray]:
+    """The inputs of an encoder's graph, by their names and types there."""
+    feeds = {}
+    for name, dtype in types.items():
+        if name == "input_ids":
+            feeds[name] = batch.ids.astype(dtype, copy=False)
+        elif name == "attention_mask":
+            feeds[name] = batch.mask.astype(dtype)
+        elif name == "position_ids":
+            feeds[name] = np.maximum(np.cumsum(batch.mask, axis=1) - 1, 0).astype(dtype)
+        else:
+            feeds[name] = np.zeros(batch.ids.shape, dtype) if batch.types is None else batch.types.astype(dtype)
+    return feeds
 
 
 class ArrayVectors:

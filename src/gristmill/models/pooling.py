@@ -7,17 +7,17 @@ backend, where the token vectors are.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from gristmill.errors import BadModel
 from gristmill.fingerprint.modelfiles import read_json
+from gristmill.models.safetensors import read_safetensors
 from gristmill.models.text import Batch
 from gristmill.process.extras import require
 
@@ -185,24 +185,3 @@ def read_dense(folder: Path, name: str) -> Dense:
         torch = require("torch", "torch", f"{name}: {path}")
         tensors = {k: v.float().numpy() for k, v in torch.load(path, map_location="cpu", weights_only=True).items()}
     return Dense(tensors["linear.weight"], tensors.get("linear.bias"), _ACTIVATIONS[activation])
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Float tensors of a small safetensors file as float32. The format: https://github.com/huggingface/safetensors#format."""
-    data = path.read_bytes()
-    size = int.from_bytes(data[:8], "little")
-    header: dict[str, Any] = json.loads(data[8 : 8 + size])
-    tensors = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        start, stop = entry["data_offsets"]
-        raw = data[8 + size + start : 8 + size + stop]
-        if entry["dtype"] == "BF16":  # the upper half of a float32
-            values = (np.frombuffer(raw, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = np.frombuffer(raw, dtype={"F64": "<f8", "F32": "<f4", "F16": "<f2"}[entry["dtype"]]).astype(
-                np.float32
-            )
-        tensors[name] = values.reshape(entry["shape"])
-    return tensors

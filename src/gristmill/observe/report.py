@@ -378,7 +378,7 @@ def _runs_on(told: Mapping[str, Any]) -> str:
     """`ONNX Runtime, float32, cpu, 1 thread a worker`; or `https://host/v1, up to 64 requests at a time`."""
     if asked := told.get("endpoint"):
         return f"{asked}, up to {units.plural(told['at_once'], 'request')} at a time" if told["at_once"] else asked
-    backend = {"onnx": "ONNX Runtime"}.get(told.get("backend", ""), told.get("backend"))
+    backend = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}.get(told.get("backend", ""), told.get("backend"))
     parts = [p for p in (backend, told.get("dtype"), told.get("device")) if p]
     return ", ".join([*parts, f"{units.plural(told['threads'], 'thread')} a worker"])
 

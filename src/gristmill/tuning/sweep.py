@@ -19,7 +19,6 @@ from gristmill.errors import BadJob
 from gristmill.files.disk import LocalFiles
 from gristmill.job.job import JobSpec, Sink
 from gristmill.job.options import Gates
-from gristmill.job.specs import changed
 from gristmill.process import machine
 from gristmill.process.scratch import passing
 from gristmill.process.startup import import_path, starting
@@ -104,11 +103,12 @@ def tune(
         raise BadJob("tune measures workers, and workers is 0: give a number, or auto")
     with passing() as folder, ExitStack() as open_benches:
         ungated = replace(spec, gates=Gates(min_ok=0.0))  # nothing is published
-        chosen = backends.settle(planning.resolve(ungated, folder))
+        chosen = backends.settle(planning.resolve(ungated, folder), thorough=True)
         r = chosen.resolved
         sweep = _Sweep(r, folder, rounds, say, open_benches, budgets_tried)
         arrangements = sweep.arrangements()
         best = max(arrangements, key=lambda m: m.rate).arrangement if arrangements else _own(r)
+        backends.keep(r, {m.arrangement.backend: m.rate for m in sorted(arrangements, key=lambda m: m.rate)})
         measured = sweep.budgets(best, sorted(set(budgets_tried or _budgets(r))))
         if not budgets_tried:
             measured = sweep.further(best, measured)
@@ -258,7 +258,7 @@ def _own(r: Resolved) -> Arrangement:
 
 
 def _choices(r: Resolved) -> list[Arrangement]:
-    """The run's own arrangement first, then other splits of this machine's cores, then the other backend of the same
+    """The run's own arrangement first, then other splits of this machine's cores, then the other backends of the same
     precision; what the job fixes is not varied.
     """
     own = _own(r)
@@ -269,14 +269,13 @@ def _choices(r: Resolved) -> list[Arrangement]:
         cores = machine.cores()
         splits = [n for n in (cores, cores // 2, cores // 4, 1) if n >= 1]
         found += [replace(own, workers=n, threads=max(1, cores // n)) for n in splits]
-    if backends.open_to_choice(backends.stored(r, "torch")) and own.backend == "onnx":
-        found.append(replace(own, backend="torch"))
+    found += [replace(own, backend=name) for name in backends.usable(r)]
     return list(dict.fromkeys(found))
 
 
 def _arranged(r: Resolved, a: Arrangement) -> Resolved:
-    same = a.backend == r.place.backend  # the run has settled which of the two forms of ONNX Runtime it is
-    model = changed(r.model, backend=a.backend) if r.info.exportable and not same else r.model
+    same = a.backend == r.place.backend  # the run has settled whether that is on a graph of the folder or an export
+    model = r.model if same or not r.info.exportable else backends.on(backends.text_model(r), a.backend)
     place = replace(r.place, threads=a.threads, backend=a.backend or r.place.backend)
     return replace(r, workers=a.workers, place=place, model=model)
 
