@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.commit.inspections import Inspections, looked_at
-from gristmill.driver import jobcolumns
+from gristmill.driver import describing, jobcolumns
 from gristmill.driver.apart import Apart, check_other, plain_path
 from gristmill.driver.devices import devices
 from gristmill.engines import registry as engines
@@ -272,7 +272,7 @@ def _described(
     named = registrations.found(job.model)
     named = named or registrations.Found(job.model)
     model, warned = models.resolve(named.spec), (*models.remarks(named.spec), *registrations.moving(job.model))
-    info = models.describe(model, None if blank else jobcolumns.widened(schema, job))
+    info = describing.described(model, None if blank else jobcolumns.widened(schema, job), job.engine)
     named.check_loaded(info.digests)
     jobcolumns.check_on_null(job, info, schema)
     keep = jobcolumns.kept_columns(replace(job, sink=None) if blank else job, info, schema)

@@ -29,6 +29,7 @@ from gristmill.models.features import Ragged, Stacker, as_column, check_numbers,
 from gristmill.process.extras import installed, require
 
 _LOG = logging.getLogger("gristmill.models")
+LOADS_TO_DESCRIBE = True
 
 # What a model usually consists of: scikit-learn itself checks which versions of these it was saved with.
 _STACK = {"sklearn", "numpy", "scipy", "pandas", "joblib"}
@@ -77,7 +78,9 @@ def _is_skops(path: Path) -> bool:
 
 
 def _from_skops(path: Path, spec: SklearnModel, trusted: bool) -> Any:
-    skops_io = require("skops.io", "sklearn", f"{spec.name}, a skops file,")
+    require("skops", "sklearn", f"{spec.name}, a skops file,")
+    from gristmill.models.skopsfile import io as skops_io
+
     unknown = skops_io.get_untrusted_types(file=path)
     asked = [kind for kind in unknown if kind != "numpy.dtype"]  # vectorizers and encoders have it, and it runs nothing
     if asked and not trusted:
