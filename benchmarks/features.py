@@ -217,11 +217,8 @@ def as_graph(forest: Any) -> Any:
     )  # fmt: skip
     width, classes = forest.n_features_in_, len(forest.classes_)
     given = helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, width])
-    answers = [
-        helper.make_tensor_value_info("label", TensorProto.INT64, [None]),
-        helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [None, classes]),
-    ]
-    graph = helper.make_graph([node], "forest", [given], answers)
+    answers = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [None, classes])
+    graph = helper.make_graph([node], "forest", [given], [answers])
     opsets = [helper.make_opsetid("ai.onnx.ml", 3), helper.make_opsetid("", 17)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=9)
 
@@ -250,13 +247,13 @@ def taken(command: tuple[str, ...], env: dict[str, str]) -> Taken:
     return Taken(seconds, used.ru_utime + used.ru_stime)
 
 
-def commands(kind: str, source: Path, model: Path, out: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def commands(source: Path, model: Path, out: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Ours and the reference's, which write to `out` and `out`.parquet."""
     more: tuple[str, ...] = ("--method", "predict_proba")
     if model.suffix == ".onnx":
         names = [n for n in pq.read_schema(source).names if n != "id"]
-        more = ("--features", ",".join(names), "--outputs", "probabilities=probabilities")
-    elif model.suffix == ".joblib" or kind == "hist":
+        more = ("--features", ",".join(names))
+    else:  # trees are of types that skops does not trust by itself
         more = (*more, "--allow-pickle", "--sha256", hashlib.sha256(model.read_bytes()).hexdigest())
     ours = run.gristmill("predict", str(source), str(out), "--model", str(model), "--keep", "id", *more)
     return ours, run.python("predict_proba.py", str(model), str(source), f"{out}.parquet")
@@ -277,7 +274,7 @@ def measured(kind: str, columns: int, rounds: int, data: Path, env: dict[str, st
     found: list[tuple[Taken, Taken]] = []
     with tempfile.TemporaryDirectory(prefix="features-") as folder:
         out = Path(folder) / "out"
-        ours, reference = commands(kind, source, model, out)
+        ours, reference = commands(source, model, out)
         for number in range(rounds + 1):
             pair = taken(ours, env), taken(reference, env)
             if number:

@@ -242,7 +242,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     digests = digests_of(path.parent, [path], spec.sha256, spec.name)  # before the file is opened
     estimator = load_estimator(spec)
     # Before it is called: what its parts create at their first call is not part of the file.
-    code = tuple(c for c in code_in(estimator) if (c.__module__ or "").partition(".")[0] not in _STACK)
+    code = tuple(c for c in code_in(estimator) if not _of_stack((c.__module__ or "").partition(".")[0]))
     features = features_of(spec, estimator)
     class_of(spec, estimator)
     check_columns(schema, features, spec.name, "was fitted with column")
@@ -264,6 +264,10 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         code=code,
         on_gpu=False,
     )
+
+
+def _of_stack(package: str) -> bool:
+    return package in _STACK or package.startswith("_cython_")  # the type of Cython's functions, which any of it may hold
 
 
 def _check_documents(spec: SklearnModel, features: Sequence[str], schema: pa.Schema) -> None:
