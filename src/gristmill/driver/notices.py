@@ -10,7 +10,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -180,7 +180,7 @@ class Telling:
         scoring = self._scoring
         now = replace(
             self._record or self._new(), state=state, seconds=round(self._c.log.seconds, 3), error=text, exit_code=code,
-            notes=tuple(self._c.log.notes[-20:]),
+            notes=tuple(self._c.log.notes[-20:]), phases=_rounded(self._c.log.phases),
         )  # fmt: skip
         if scoring is not None and isinstance(scoring.at, Planned):
             sums, shards = scoring.tally.sums(), scoring.at.plan.shards
@@ -188,7 +188,8 @@ class Telling:
                 now, rows=sums.rows_run, shards=len(shards), shards_done=sums.shards_done, per_worker=sums.per_worker,
                 slowest=tuple(_placed(one, shards) for one in sums.slowest), workers=scoring.at.resolved.workers,
                 rows_ok=sums.counts.ok, rows_dead=sums.counts.all_dead, rows_filtered=sums.counts.all_filtered,
-                used=dict(sums.used), pace=self._pace.points(now.seconds, scoring.tally.rows_done),
+                used=dict(sums.used), threads={name: _rounded(took) for name, took in sums.threads.items()},
+                pace=self._pace.points(now.seconds, scoring.tally.rows_done),
             )  # fmt: skip
         if report is not None:
             now = replace(now, busy=report.busy, padding=report.padding, drift=report.drift)
@@ -353,3 +354,8 @@ def _seconds(published: str) -> float | None:
     with contextlib.suppress(ValueError):
         return datetime.strptime(published, "%Y-%m-%dT%H:%M:%S%z").timestamp()
     return None
+
+
+def _rounded(took: Mapping[str, float]) -> dict[str, float]:
+    """Seconds without those that went into nothing, in milliseconds."""
+    return {what: round(seconds, 3) for what, seconds in took.items() if seconds >= 0.0005}

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.commit.inspections import Inspections, looked_at
-from gristmill.driver import jobcolumns
+from gristmill.driver import describing, jobcolumns
 from gristmill.driver.apart import Apart, check_other, plain_path
 from gristmill.driver.devices import devices
 from gristmill.engines import registry as engines
@@ -55,6 +55,9 @@ QUICK_SECONDS, QUICK_ROWS = 0.5, 65_536  # least size of a shard of a cheap func
 # have filled much memory, whatever it does: batches with quicker calls than this are made larger, as each call costs
 # the function and the pipeline some 0.1 ms on top of its rows.
 FUNCTION_ROWS, QUICK_CALL = 1024, 0.01
+# Of a model of features (scikit-learn, ONNX, TorchScript) on a CPU, which takes 1 to 5 ms a call on top of its rows:
+# names and types of some hundred columns are compared, and each tree of a boosted model is called by itself.
+QUICK_FEATURES = 0.05
 # Of models that answer row by row: rows of a shard, of a window, and that are taken as answered at once.
 ROW_SHARD, ROW_WINDOW, ROWS_TAKEN = 4096, 256, 32
 # Rows of a shard that is answered in bulk. Providers take 50,000 and more, but what a shard of theirs lacks after a day
@@ -272,7 +275,7 @@ def _described(
     named = registrations.found(job.model)
     named = named or registrations.Found(job.model)
     model, warned = models.resolve(named.spec), (*models.remarks(named.spec), *registrations.moving(job.model))
-    info = models.describe(model, None if blank else jobcolumns.widened(schema, job))
+    info = describing.described(model, None if blank else jobcolumns.widened(schema, job), job.engine)
     named.check_loaded(info.digests)
     jobcolumns.check_on_null(job, info, schema)
     keep = jobcolumns.kept_columns(replace(job, sink=None) if blank else job, info, schema)
@@ -546,8 +549,9 @@ def budget_of(r: Resolved) -> BatchPlan:
         on_cpu = ONNX_TOKENS if r.place.backend in ("onnx", "openvino") else CPU_TOKENS
         tokens = GPU_TOKENS if r.place.gpu else on_cpu
     rows = running.batch_rows
-    quick = QUICK_CALL if rows == "auto" and own else None
+    quick = None
     if rows == "auto":
+        quick = QUICK_CALL if own else None if text or r.place.gpu else QUICK_FEATURES
         rows = MOST_ROWS if text else FUNCTION_ROWS if own else ROWS_WITHOUT_LENGTHS * 32
     window = TEXT_WINDOW if text else max(PLAIN_WINDOW, int(rows))
     return BatchPlan(int(tokens), int(rows), window, text, quick=quick)

@@ -32,6 +32,8 @@ class RunLog:
         self._begun = time.monotonic()
         self._said = 0.0
         self._noted: tuple[Lease, str] | None = None
+        self._took: dict[str, float] = {}  # seconds of the phases that have ended
+        self._since = 0.0  # when the current one began
 
     @property
     def seconds(self) -> float:
@@ -47,6 +49,13 @@ class RunLog:
     def phase(self) -> str:
         """The phase last reported."""
         return self._now.phase
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Seconds of each phase so far, which add up to `seconds`: what comes before the first is the first's."""
+        took = dict(self._took)
+        took[self.phase] = took.get(self.phase, 0.0) + self.seconds - self._since
+        return took
 
     def hide(self, secrets: Iterable[Secret]) -> None:
         """Keep these secrets out of what is reported, too."""
@@ -77,6 +86,8 @@ class RunLog:
 
     def say(self, **changes: Any) -> None:
         """Report progress, given what has changed; at most ten times a second within a phase."""
+        if changes.get("phase", self.phase) != self.phase:
+            self._took, self._since = self.phases, self.seconds
         doing = self._now.doing
         self._now = replace(self._now, elapsed=self.seconds, **changes)
         if self._now.doing == doing and time.monotonic() - self._said < 0.1:

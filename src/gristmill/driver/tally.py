@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.models.contract import USED
 from gristmill.observe.facts import Slow
 from gristmill.observe.report import WorkerPace
-from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick
+from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick, Took
 from gristmill.shards.counts import Counts, summed
 from gristmill.shards.shard import ShardTable
 
@@ -30,7 +30,7 @@ class Tallied:
     from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
     `flying` is how many requests to an endpoint were in flight at most, summed over the workers. `per_worker` has what
     each worker did, in the order in which they started, without those that committed nothing; `slowest` are the shards
-    whose rows took longest in the model, the slowest first.
+    whose rows took longest in the model, the slowest first. `threads` is what the threads of workers that have ended did with their time, in seconds.
     """
 
     counts: Counts
@@ -43,6 +43,7 @@ class Tallied:
     resumed: int
     per_worker: tuple[WorkerPace, ...]
     slowest: tuple[Slow, ...] = ()
+    threads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 class Tally:
@@ -64,6 +65,7 @@ class Tally:
         self._resumed = 0
         self._paces: dict[str, WorkerPace] = {}
         self._started: dict[str, float] = {}
+        self._threads: dict[str, dict[str, float]] = {}
         self._slowest: list[tuple[float, int, Slow]] = []  # a heap, the quickest of them first
         self._shards: ShardTable | None = None  # until there is a plan
         self._total: int | None = None
@@ -113,6 +115,9 @@ class Tally:
             self._workers.discard(event.worker)
         elif isinstance(event, Tick):
             self._reach(event)
+        elif isinstance(event, Took):
+            for name, took in event.threads.items():
+                self._threads[name] = summed([self._threads.get(name, {}), took])
         elif isinstance(event, Outcome):
             if event.error is None and not event.key.startswith("probe"):
                 self._commit(event)
@@ -128,7 +133,7 @@ class Tally:
         return Tallied(
             self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run,
             sum(self._flying.values()), self._shards_done, self._resumed, paces,
-            tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)),
+            tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)), dict(self._threads),
         )  # fmt: skip
 
     @property

@@ -104,6 +104,14 @@ class Spares:
                     return spare.popen
         return None
 
+    def forks(self, path: Sequence[str], imports: Sequence[str]) -> bool:
+        """Whether there is a server that forks workers which import from `path`, and has, or is about to have, these
+        modules imported.
+        """
+        with self._lock:
+            server, able = self._server, self._failed < TRIES and forkserver.possible()
+            return able and server is not None and server.born == Surroundings.now(path) and server.able(imports)
+
     def end(self) -> None:
         """End those that were not taken."""
         with self._lock:

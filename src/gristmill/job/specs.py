@@ -458,7 +458,7 @@ class SklearnModel:
     @property
     def imports(self) -> tuple[str, ...]:
         """See ModelSpec: skops imports every kind of estimator that it knows, which takes seconds."""
-        return ("sklearn.base", *(["skops.io"] if self.model.endswith(".skops") else []))
+        return ("sklearn.base", *(["gristmill.models.skopsfile"] if self.model.endswith(".skops") else []))
 
 
 # By the key of a job file's `model:` that gives its kind.

@@ -117,7 +117,8 @@ class Stacker:
         Nulls, numbers that `dtype` cannot hold and, for floats, NaN and infinities are refused; the values in their
         places are never read.
         """
-        check_columns(self._rows.schema, [column], self._name)
+        if self._rows.schema.get_field_index(column) < 0:  # the names of hundreds of columns are not listed for each
+            check_columns(self._rows.schema, [column], self._name)
         values = self._rows.column(column)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)

@@ -36,6 +36,11 @@ def describe(spec: ModelSpec, schema: pa.Schema | None) -> ModelInfo:
     return info
 
 
+def loads_to_describe(spec: ModelSpec) -> bool:
+    """Whether `describe` loads the model, and with it the libraries that its spec imports."""
+    return bool(getattr(_home(spec), "LOADS_TO_DESCRIBE", False))
+
+
 def estimates(spec: ModelSpec) -> bool:
     """Whether what its rows will take can be estimated."""
     return hasattr(_home(spec), "estimate")

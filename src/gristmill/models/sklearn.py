@@ -29,6 +29,7 @@ from gristmill.models.features import Ragged, Stacker, as_column, check_numbers,
 from gristmill.process.extras import installed, require
 
 _LOG = logging.getLogger("gristmill.models")
+LOADS_TO_DESCRIBE = True
 
 # What a model usually consists of: scikit-learn itself checks which versions of these it was saved with.
 _STACK = {"sklearn", "numpy", "scipy", "pandas", "joblib"}
@@ -77,7 +78,9 @@ def _is_skops(path: Path) -> bool:
 
 
 def _from_skops(path: Path, spec: SklearnModel, trusted: bool) -> Any:
-    skops_io = require("skops.io", "sklearn", f"{spec.name}, a skops file,")
+    require("skops", "sklearn", f"{spec.name}, a skops file,")
+    from gristmill.models.skopsfile import io as skops_io
+
     unknown = skops_io.get_untrusted_types(file=path)
     asked = [kind for kind in unknown if kind != "numpy.dtype"]  # vectorizers and encoders have it, and it runs nothing
     if asked and not trusted:
@@ -239,7 +242,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     digests = digests_of(path.parent, [path], spec.sha256, spec.name)  # before the file is opened
     estimator = load_estimator(spec)
     # Before it is called: what its parts create at their first call is not part of the file.
-    code = tuple(c for c in code_in(estimator) if (c.__module__ or "").partition(".")[0] not in _STACK)
+    code = tuple(c for c in code_in(estimator) if not _of_stack((c.__module__ or "").partition(".")[0]))
     features = features_of(spec, estimator)
     class_of(spec, estimator)
     check_columns(schema, features, spec.name, "was fitted with column")
@@ -261,6 +264,10 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
         code=code,
         on_gpu=False,
     )
+
+
+def _of_stack(package: str) -> bool:
+    return package in _STACK or package.startswith("_cython_")  # the type of Cython's functions, which any of it may hold
 
 
 def _check_documents(spec: SklearnModel, features: Sequence[str], schema: pa.Schema) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gristmill.observe import units
 from gristmill.observe.facts import Kind, Night, Run, SinkFacts
@@ -54,6 +54,7 @@ def _kind(kind: Kind) -> str:
 def _work(facts: SinkFacts) -> Iterator[Line]:
     run = facts.last
     if run is not None:
+        yield from _times(run)
         for s in run.slowest[:MOST_SLOW]:
             took = f"shard {s.shard}: {units.seconds(s.seconds)}, {units.plural(s.rows, 'row')}"
             yield "slow", f"{took}, {s.source} {s.start:,}-{s.stop:,}"
@@ -61,6 +62,27 @@ def _work(facts: SinkFacts) -> Iterator[Line]:
             name = f"{w.worker} {w.host}".rstrip()
             yield "worker", f"{name}: {units.short_rate(w.rows_per_second)}, {units.plural(w.rows, 'row')}"
     yield from (("run", _run(one)) for one in facts.runs[::-1][:MOST_RUNS])
+
+
+def _times(run: Run) -> Iterator[Line]:
+    """Where the time went: the phases of the run, and the work of each thread of its workers, with its share of their
+    time together. Each line adds up to its first figure.
+    """
+    if run.phases:
+        yield "time", f"{_seconds(sum(run.phases.values()))}: {_parts(run.phases)}"
+    for name, took in run.threads.items():
+        yield f"  {name}", f"{_seconds(sum(took.values()))}: {_parts(took)}"
+
+
+def _parts(took: Mapping[str, float]) -> str:
+    total = sum(took.values()) or 1.0
+    waits = [what for what in took if what.startswith("waiting")]  # last, as what is left
+    shown = [*(what for what in took if what not in waits), *waits]
+    return ", ".join(f"{what} {_seconds(took[what])} ({took[what] / total:.0%})" for what in shown)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 100 else units.seconds(seconds)
 
 
 def _run(one: Run) -> str:

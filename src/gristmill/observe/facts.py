@@ -28,7 +28,8 @@ class Slow:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run on a sink: when it was, who ran what, how it ended. Times are seconds since 1970; `pace` has seconds
-    since the run began, and the source rows that were done by then. A run that is still "running" and whose process is
+    since the run began, and the source rows that were done by then; `phases` the seconds of each, which add up to its
+    `seconds`, and `threads` what those of all workers did with their time, likewise. A run that is still "running" and whose process is
     gone was killed.
     """
 
@@ -62,6 +63,8 @@ class Run:
     per_worker: tuple[WorkerPace, ...] = ()
     notes: tuple[str, ...] = ()
     drift: tuple[Drifted, ...] = ()
+    phases: Mapping[str, float] = field(default_factory=dict)
+    threads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @property
     def rows_per_second(self) -> float:

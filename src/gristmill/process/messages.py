@@ -106,6 +106,13 @@ class Outcome(Event):
     error: Failure | None = None
 
 
+@dataclass(frozen=True)
+class Took(Event):
+    """What a worker's threads did with their time, in seconds, by thread and work: told as it ends."""
+
+    threads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
 # Exit code of a process whose pipe to the driver its code has closed, or written to: it can report nothing any more.
 CLOSED = 71
 

@@ -28,10 +28,11 @@ from gristmill.errors import BadOutput
 from gristmill.files.disk import LocalFiles, join
 from gristmill.models.contract import Bulk, BulkModel, RowModel
 from gristmill.process.liveness import LOADING
-from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick, Waiting
+from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick, Took, Waiting
 from gristmill.process.ownstderr import say
 from gristmill.shards.counts import summed
 from gristmill.worker.bisection import ModelBroken, Stage
+from gristmill.worker.clock import WAITING, Clock
 from gristmill.worker.heap import resident
 from gristmill.worker.identity import Identity
 from gristmill.worker.predict import Predict, Scored
@@ -96,7 +97,8 @@ class ShardWorker:
         if self._rows is not None:
             self._watch.patience = 2.0  # a row that takes too long is ended alone, before that
         self._loaded.built("worker")  # steps may be built here, in step processes, or later
-        self._prepare = Prepare(stages.recipe, self._model)
+        self._clocks = {"reading": Clock(), "predicting": Clock(), "writing": Clock()}  # of its three threads
+        self._prepare = Prepare(stages.recipe, self._model, self._clocks["reading"])
         self._predict = Predict(stages.recipe, self._model)
         self._planned.look()  # after all imports: what changed since planning is refused, too
         self._watch.rest()
@@ -153,6 +155,8 @@ class ShardWorker:
             items = SentAhead(_Sending(self, self._model, emit)).items(items)
         reading = threading.Thread(target=self._read, args=(items, prepared), daemon=True)
         writing = threading.Thread(target=self._write, args=(scored, emit), daemon=True)
+        for clock in self._clocks.values():
+            clock.start()
         reading.start()
         writing.start()
         try:
@@ -176,6 +180,9 @@ class ShardWorker:
             self._watch.rest()
             if self._beside is not None:
                 self._beside.close()
+        for name, clock in self._clocks.items():  # their threads have ended
+            clock.lap("waiting for writing" if name == "predicting" else WAITING)
+        emit(Took(self._name, {name: dict(clock.took) for name, clock in self._clocks.items()}))
         if self._leaving:
             emit(Left(self._name, reason=self._leaving))
         self._closed(emit)
@@ -230,7 +237,9 @@ class ShardWorker:
     # ------------------------------------------------ threads
 
     def _read(self, items: Iterator[Item], out: queue.Queue[_Parcel | None]) -> None:
+        clock = self._clocks["reading"]
         for item in items:
+            clock.lap(WAITING)
             if self._stopping.is_set():
                 break
             here = item.portions is None  # else portions are awaited, which is not timed
@@ -313,9 +322,13 @@ class ShardWorker:
 
     def _handed(self, parcel: _Parcel | None, out: queue.Queue[_Parcel | None]) -> None:
         """Hand a parcel to the predicting thread, which is gone if the worker is stopping."""
-        while not self._stopping.is_set():
-            with contextlib.suppress(queue.Full):
-                return out.put(parcel, timeout=0.5)
+        self._clocks["reading"].lap("gather")
+        try:
+            while not self._stopping.is_set():
+                with contextlib.suppress(queue.Full):
+                    return out.put(parcel, timeout=0.5)
+        finally:
+            self._clocks["reading"].lap(WAITING)
 
     def _windows(self, item: Item, suspects: Suspects | None) -> Iterator[Window]:
         if item.portions is None:
@@ -326,8 +339,10 @@ class ShardWorker:
 
     def _awaited(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
         begun = time.perf_counter()
+        self._clocks["predicting"].lap("place")
         parcel = self._get(prepared)
         self._waits["rows"] += time.perf_counter() - begun
+        self._clocks["predicting"].lap("waiting for rows")
         return parcel
 
     def _handed_on(self, answer: _Parcel, scored: queue.Queue[_Parcel | None]) -> None:
@@ -336,9 +351,12 @@ class ShardWorker:
             for what, seconds in self._waits.items():
                 answer.body.figures[f"waited:{what}"] = seconds
                 self._waits[what] = 0.0
+        calls = answer.body.figures["model_seconds"] if isinstance(answer.body, Scored) else 0.0
+        self._clocks["predicting"].lap("place", ("call", calls))
         begun = time.perf_counter()
         scored.put(answer)
         self._waits["writing"] += time.perf_counter() - begun
+        self._clocks["predicting"].lap("waiting for writing")
 
     def _get(self, prepared: queue.Queue[_Parcel | None]) -> _Parcel | None:
         while True:
@@ -455,6 +473,7 @@ class ShardWorker:
         commits: dict[str, ShardCommit] = {}
         failed: set[str] = set()  # attempts whose outcome is already reported; the rest of them is dropped
         while (parcel := scored.get()) is not None:
+            self._clocks["writing"].lap(WAITING)
             self._writing = time.monotonic()
             if parcel.item.key not in failed and (error := self._written(parcel, commits, emit)) is not None:
                 key = parcel.item.key
@@ -473,6 +492,7 @@ class ShardWorker:
             self._writing = None
             if parcel.answered is not None:
                 parcel.answered.set()
+        self._clocks["writing"].lap(WAITING)
         for commit in commits.values():
             commit.abort()
 
@@ -486,7 +506,9 @@ class ShardWorker:
             if task.kind != "score":
                 self._probed(item, body, emit)
                 return None
-            commit = commits.get(item.key) or ShardCommit(self._recipe, self._prepare, task, self._files)
+            commit = commits.get(item.key) or ShardCommit(
+                self._recipe, self._prepare, task, self._files, self._clocks["writing"]
+            )
             commits[item.key] = commit
             if isinstance(body, Scored):
                 commit.add(body)

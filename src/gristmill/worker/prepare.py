@@ -26,6 +26,7 @@ from gristmill.sources import where
 from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.rowdigests import Content
 from gristmill.worker.bisection import DeadRow, Stage
+from gristmill.worker.clock import Clock
 from gristmill.worker.identity import Copies, Copy, Identity
 from gristmill.worker.kept import KeptAnswers, KeptRows, counted
 from gristmill.worker.matching import Following
@@ -162,7 +163,9 @@ class _Flow:
 class Prepare:
     """Reads shards and turns them into windows. Keeps readers and built step classes between shards."""
 
-    def __init__(self, recipe: Recipe, model: Model) -> None:
+    def __init__(self, recipe: Recipe, model: Model, clock: Clock | None = None) -> None:
+        """`clock`: that of the thread that reads."""
+        self._clock = clock or Clock()
         self._recipe = recipe
         self._model = model
         self._steps = [LoadedStep(s, f"step {n}") for n, s in enumerate(recipe.steps)]
@@ -229,7 +232,9 @@ class Prepare:
 
     def _prepared(self, c: Chunk) -> Window:
         """A window for the model, which is not asked about no rows: those may lack the columns that it reads."""
+        self._clock.lap("gather")
         prepared = self._model.prepare(c.rows) if c.rows.num_rows else Prepared(0, None)
+        self._clock.lap("convert")
         return _window(c, prepared)
 
     def _noted(self, whole: Chunk, suspects: Suspects) -> Iterator[Window]:
@@ -252,7 +257,9 @@ class Prepare:
     ) -> Iterator[Chunk]:
         groups: Iterator[list[_Read]] = gather(read, WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
         for group in groups:
+            self._clock.lap("gather")
             chunk = self._stepped(task, group, suspects, following)
+            self._clock.lap("steps")
             most = self._recipe.batch.window
             for start in range(0, max(1, chunk.rows.num_rows), most):
                 yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
@@ -271,7 +278,9 @@ class Prepare:
         for number, piece in enumerate(task.shard.pieces):
             content, some = Content(), _Some(*task.some[number]) if task.some else None
             for block in blocks(reader, self._reading(piece.file.path), piece):
+                self._clock.lap("read")
                 content.add(block)
+                self._clock.lap("digest")
                 if some is not None:
                     block = some.of(block)
                 if left is not None:

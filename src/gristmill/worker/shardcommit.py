@@ -26,6 +26,7 @@ from gristmill.profiles.columns import Profiling
 from gristmill.shards.counts import Counts, summed
 from gristmill.sinks.contract import WorkFile
 from gristmill.sinks.partition import divided
+from gristmill.worker.clock import Clock
 from gristmill.worker.kept import KeptRows, Written
 from gristmill.worker.matching import Record
 from gristmill.worker.outputcolumns import beside, constant, fit, ids_of, keys, places
@@ -41,7 +42,11 @@ class Uncounted(RunFailed):
 class ShardCommit:
     """One attempt at one shard's output. `add` windows in order, then `finish`; or `abort`."""
 
-    def __init__(self, recipe: Recipe, prepare: Prepare, task: Task, files: Files) -> None:
+    def __init__(
+        self, recipe: Recipe, prepare: Prepare, task: Task, files: Files, clock: Clock | None = None
+    ) -> None:
+        """`clock`: that of the thread that writes."""
+        self._clock = clock or Clock()
         self._recipe = recipe
         self._prepare = prepare
         self._task = task
@@ -85,6 +90,7 @@ class ShardCommit:
         self._read += scored.window.read
         for name, value in scored.figures.items():
             self._figures[name] = self._figures.get(name, 0.0) + value
+        self._clock.lap("encode")
 
     @property
     def _opaque(self) -> bool:
@@ -163,10 +169,13 @@ class ShardCommit:
         self._rows = self._dead = None
         ok = sum(f.rows for f in self._finished if f.role == "rows")
         counts = self._counts + Counts(ok=ok)
+        self._clock.lap("close and sync")
         self._check(counts)
+        self._clock.lap("read back")
         recorded = self._recorded()
         parts = tuple(receipts.measure(self._files, f, self._task.root) for f in self._finished)
         told, answers = (None if f is None else receipts.measure(self._files, f, self._task.root) for f in recorded)
+        self._clock.lap("hash")
         self._files.settle([f.path for f in (*self._finished, *self._beside)])
         figures = {**self._figures, **{k: float(v) for k, v in self._inputs.items()}}
         number, read = self._task.shard.number, tuple(self._read)
@@ -183,6 +192,7 @@ class ShardCommit:
             profile=self._profiling.profile(),
         )
         standing = receipts.commit(self._files, join(self._task.folder, "receipts"), mine)
+        self._clock.lap("receipt")
         if standing.nonce != self.nonce:
             self.abort()
         return standing
