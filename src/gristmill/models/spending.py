@@ -75,8 +75,10 @@ class Spending:
         return self.bounded and not self._usual.known and (self._purse is not None or most_tokens(body) is None)
 
     def bounds(self, most: int | None) -> bool:
-        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens."""
-        return self._purse is None or (self._usual.known and most is not None)
+        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens, which
+        says nothing where others had more than theirs.
+        """
+        return self._purse is None or (self._usual.known and most is not None and not self._usual.exceeded)
 
     def tokens(self, size: float, most: float | None) -> tuple[float, float]:
         """See Usual."""
@@ -96,7 +98,7 @@ class Spending:
         if self._prices is not None:
             used["cost"] = self._dollars(given, made)
         if learn:
-            self._usual.add(size, given, made)
+            self._usual.add(size, given, made, most)
         return used
 
     def of_refusal(self, reply: Any, size: float) -> dict[str, float]:
