@@ -42,7 +42,8 @@ class Batches(Chat):
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
     not answered ("POST batches" creates nothing then, "created" does). One call may be turned `away` (429). The first
     `garbled` batches have lines of some kinds that cannot be read, and so many looks tell of no state (`mum`). So
-    many looks at batches that are over name no file (`late`), or have counts that `lag` as the first of a list says; so many files are cut in the middle (`cut_files`), or not
+    many looks at batches that are over name no file (`late`), or have counts that `lag` as the first of a list says; so
+    many files are cut in the middle (`cut_files`), or not
     there (`lost`), and so many lists (`unlisted`). Requests with a text have an error of the server's own in the first
     batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
     (`drips`), or by a flood (`floods`). Batches that are over have this `word` as their status, and all should have

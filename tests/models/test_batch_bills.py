@@ -118,12 +118,22 @@ def test_a_batch_of_which_nothing_is_needed_is_not_waited_for(
     assert "batch_0: under way at the provider, and not waited for" in capfd.readouterr().err
 
 
+def test_answers_in_batches_are_told_as_kept(server: BatchServer, tmp_path: Path) -> None:
+    """A run that stops tells all that is paid and kept for the next one, also what that fetches of batches."""
+    with pytest.raises(RunFailed, match=r"max_cost 90: \$\d+\.\d+ are spent, and what comes next might cost") as e:
+        asked(table(40), tmp_path / "out", "openai", price=PRICE, max_cost=90.0, workers=0)
+    assert e.value.report is not None
+    used, paid = e.value.report.used, billed(server.told())
+    assert (used["kept"], used["batched"]) == (1, paid - 1) and used["cost"] == 8 * paid
+    assert f"1 answer kept for the next run, {paid - 1} more in batches at the provider" in str(e.value.report)
+    assert asked(table(40), tmp_path / "out", "openai", price=PRICE, workers=0).rows_ok == 40
+    assert billed(server.told()) == 40
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize("lag", ["none", "half", "fewer", "total"])
-def test_counts_of_a_moment_ago_are_not_believed(
-    server: BatchServer, tmp_path: Path, provider: str, lag: str
-) -> None:
+def test_counts_of_a_moment_ago_are_not_believed(server: BatchServer, tmp_path: Path, provider: str, lag: str) -> None:
     """A batch that is over before its counts and files are: none of its requests is asked, and paid, again."""
     server.set(lag=[lag])
     report = asked(table(20), tmp_path / "out", provider, price=PRICE, workers=0)

@@ -60,7 +60,7 @@ def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServ
     texts = [f"short {n} text" for n in range(300)] + [f"long {n} " + "text " * 398 for n in range(100)]
     ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "concurrency": 32}
     price = {"input": "1/1K", "output": "0/token"}  # 0.90 for all short ones, 0.40 for each long one
-    with pytest.raises(RunFailed, match=r"max_cost 3: \$.* are spent by this worker, and what comes next might cost"):
+    with pytest.raises(RunFailed, match=r"max_cost 3: \$.* are spent, and what comes next might cost"):
         gm.prompt(pa.table({"id": range(400), "text": texts}), tmp_path / "out", price=price, max_cost=3.0, **ask)
     spent = sum(len(text.split()) for text in chat.told()["answered"]) / 1000
     assert 2.0 < spent <= 3.0
@@ -428,7 +428,7 @@ def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> 
     """A request that is never answered may be on the bill each time that it is sent: in the report as in the error."""
     chat.set(stuck="row 5 is here")
     price, job = {"input": "1/token", "output": "1/token"}, {"prompt": "{{ text }}", "model": "m", "max_tokens": 20}
-    with pytest.raises(RunFailed, match=r"max_cost 200: \$[\d.]+ are spent by this worker") as e:
+    with pytest.raises(RunFailed, match=r"max_cost 200: \$[\d.]+ are spent") as e:
         gm.prompt(table(10), tmp_path / "out", price=price, max_cost=200.0, workers=1, timeout=0.5, **job)
     spent = float(str(e.value).partition("$")[2].partition(" ")[0])
     assert e.value.report is not None and e.value.report.used["kept"] == 9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import PlanChanged, RunFailed
+from gristmill.cli.app import main
+from gristmill.errors import BadJob, PlanChanged, RunFailed
 from llmserver import KEY, ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
@@ -54,3 +56,45 @@ def test_paid_answers_are_not_given_up_for_a_change(chat: ChatServer, tmp_path: 
     with pytest.raises(PlanChanged, match=said):
         run(tmp_path, max_cost=100.0)
     assert chat.told()["requests"] == asked
+
+
+def test_what_a_result_took_is_told_once_it_is_published(
+    chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By the report, in the terminal and as a page, and by status."""
+    night(tmp_path, 1)
+    gm.prompt(tmp_path / "in", tmp_path / "out", prompt="{{ text }}", model="m", keep=["id"], price=PRICE, workers=0)
+    out = str(tmp_path / "out")
+    assert gm.status(out)["used"]["cost"] == 240.0
+    said = "60 requests, 240 tokens in, 240 out, $240.0000"
+    for typed in (["status", out], ["report", out]):
+        assert main(typed) == 0 and re.search(rf"asked +{re.escape(said)}", capfd.readouterr().out)
+    assert main(["report", out, "-o", str(tmp_path / "page.html")]) == 0
+    assert f"Asked: {said}" in (tmp_path / "page.html").read_text()
+
+
+def test_new_files_beside_an_unfinished_run_have_no_max_cost_of_their_own(chat: ChatServer, tmp_path: Path) -> None:
+    """A command that finishes a plan and then appends spends it once."""
+    job: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "price": PRICE, "max_tokens": 5}
+    job |= {"workers": 1, "shard_rows": 10, "on_new_files": "append", "concurrency": 4}
+
+    def asks(**more: Any) -> gm.Report:
+        return gm.prompt(str(tmp_path / "in"), str(tmp_path / "out"), **job, **more)
+
+    night(tmp_path, 1)
+    with pytest.raises(RunFailed, match="max_cost 160"):
+        asks(max_cost=160.0)
+    before = chat.told()["requests"]
+    ids = list(range(100, 160))
+    pq.write_table(pa.table({"id": ids, "text": [f"row {n} is here" for n in ids]}), tmp_path / "in" / "new.parquet")
+    with pytest.raises(RunFailed, match=r"max_cost 160: \$1[3-6]\d\.\d+ are spent, and what comes next might cost"):
+        asks(max_cost=160.0)
+    assert 120 <= 4 * (chat.told()["requests"] - before) <= 160
+    assert asks().rows_ok == 120 and chat.told()["requests"] == 120
+
+
+def test_a_price_without_a_unit_is_told_which(chat: ChatServer) -> None:
+    """With the price as it would be written."""
+    for price in ({"input": 0.20, "output": "1/1M"}, {"input": "$0.2", "output": "1/1M"}):
+        with pytest.raises(BadJob, match=r"without a unit: \$?0\.2/1M is for a million tokens"):
+            gm.Prompt("{{ text }}", "m", price=price)  # type: ignore[arg-type]

@@ -46,8 +46,8 @@ class State:
     """A batch at its provider. `over`: it changes no more, and its files have a line for each of as many requests as
     are `answered` (None: for all of them), which is one that `counts` as such. `failed` says why nothing of it was
     done, and `full` that this is because too much is under way; `cancelled`: somebody has ended it. `until` it should
-    be over, in seconds of the epoch. `gone` says why results are no longer kept, if that is told. Where the files have a
-    line for `every` request, a `total` of fewer is of a moment ago.
+    be over, in seconds of the epoch. `gone` says why results are no longer kept, if that is told. Where the files have
+    a line for `every` request, a `total` of fewer is of a moment ago.
     """
 
     over: bool
