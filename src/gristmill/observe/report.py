@@ -52,10 +52,10 @@ class Report:
     `used` is what an endpoint was asked for (requests, prompt_tokens, completion_tokens, cost in dollars, and
     `refused`, the rows whose answer is an error; of a run that has not published also `kept`, the answers to rows that
     are not committed, which the next run has, `batched`, how many more are in batches, and `again`, the rows whose
-    answers it has no use for and asks again), `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
-    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
-    empty if the run was too short to tell. `updated` has how many source rows were "kept", "scored" and, if that is
-    known, "gone" since the result before, for an update.
+    answers it has no use for and asks again), `padding` is the share of padded tokens that were padding, `busy` the
+    share of the workers' time in the model, and `held_back` the shares in which it waited for "rows" (reading, steps,
+    tokenising), for "writing", and for the rest; empty if the run was too short to tell. `updated` has how many source
+    rows were "kept", "scored" and, if that is known, "gone" since the result before, for an update.
     """
 
     sink: str
