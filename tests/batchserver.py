@@ -42,7 +42,8 @@ class Batches(Chat):
     be under way. Of calls of these APIs, the share `flaky` fails. `stops` is a call, and after how many of it one is
     not answered ("POST batches" creates nothing then, "created" does). One call may be turned `away` (429). The first
     `garbled` batches have lines of some kinds that cannot be read, and so many looks tell of no state (`mum`). So
-    many looks at batches that are over name no file (`late`); so many files are cut in the middle (`cut_files`), or not
+    many looks at batches that are over name no file (`late`), or have counts that `lag` as the first of a list says; so
+    many files are cut in the middle (`cut_files`), or not
     there (`lost`), and so many lists (`unlisted`). Requests with a text have an error of the server's own in the first
     batch that they are in (`says`: text, status, message, code). One call is answered by drops, without an end
     (`drips`), or by a flood (`floods`). Batches that are over have this `word` as their status, and all should have
@@ -63,6 +64,7 @@ class Batches(Chat):
         self.past: float | None = None
         self.slowly: float | None = None
         self.unseen = self.mixed = 0
+        self.lag: list[str] = []
         self.removed: list[str] = []
         self.stops: list[Any] = []  # a call, and how many of it are answered: the next one is not, whatever it did
         super().__init__(**options)
@@ -264,6 +266,12 @@ class Batches(Chat):
             status = self.word
         if self.past is not None:
             files["expires_at"] = int(time.time() - self.past)
+        counts = {"total": len(batch["requests"]), "completed": len(good), "failed": len(results) - len(good)}
+        if over and self.lag:
+            files, lag = {}, self.lag.pop(0)
+            counts["completed"] = {"none": 0, "half": len(good) // 2, "fewer": len(good) // 2}.get(lag, len(good))
+            counts["total"] = len(good) // 2 if lag == "fewer" else counts["total"]
+            counts = {"total": counts["total"]} if lag == "total" else counts
         why = batch.get("why")
         errors = {"object": "list", "data": [{"code": why, "message": f"{why}!", "line": None}]}
         return {
@@ -271,9 +279,7 @@ class Batches(Chat):
             "input_file_id": told["input_file_id"], "metadata": told.get("metadata"), "status": status,
             "created_at": int(batch["created"]), "output_file_id": None, "error_file_id": None, **files,
             "errors": errors if status == "failed" else None,
-            "request_counts": {
-                "total": len(batch["requests"]), "completed": len(good), "failed": len(results) - len(good)
-            },
+            "request_counts": counts,
         }  # fmt: skip
 
     async def look(self, request: Any) -> Any:
@@ -378,6 +384,12 @@ class Batches(Chat):
             counts[self._type(batch, result)] += 1
         if not over:
             counts["processing"] = len(batch["requests"])
+        url = f"http://elsewhere/{batch['id']}/results" if over and not self._is_late() else None
+        if over and self.lag:
+            url, lag = None, self.lag.pop(0)
+            there = counts["succeeded"]
+            counts["succeeded"] = there // 2 if lag in ("half", "fewer") else 0
+            counts["processing"] = {"half": there - there // 2, "none": there}.get(lag, 0)
         created = datetime.datetime.fromtimestamp(batch["created"], datetime.timezone.utc).isoformat()
         return {
             "id": batch["id"], "type": "message_batch", "processing_status": "ended" if over else "in_progress",
@@ -386,7 +398,7 @@ class Batches(Chat):
             },
             "created_at": created.replace("+00:00", "Z"), "archived_at": None,
             "cancel_initiated_at": created if batch["status"] == "cancelled" else None,
-            "results_url": f"http://elsewhere/{batch['id']}/results" if over and not self._is_late() else None,
+            "results_url": url,
         }  # fmt: skip
 
     def _is_late(self) -> bool:

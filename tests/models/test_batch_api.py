@@ -745,7 +745,7 @@ def test_what_is_told_is_what_was_served(server: BatchServer, tmp_path: Path, pr
     price = {"input": "1/token", "output": "1/token"}  # 8 dollars a row, of which 24 are kept free before a batch
     server.set(takes=0.1)
     more: dict[str, Any] = {"price": price, "max_tokens": 20, "workers": 1}
-    with pytest.raises(RunFailed, match=r"max_cost 30: \$8\.0000 are spent by this worker") as e:
+    with pytest.raises(RunFailed, match=r"max_cost 30: \$8\.0000 are spent") as e:
         asked(table(20), tmp_path / "out", provider, max_cost=30.0, **more)
     assert e.value.report is not None and e.value.report.used["cost"] == 8
     server.set(cancel=1)

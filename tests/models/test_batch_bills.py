@@ -73,6 +73,16 @@ def test_max_cost_holds_for_answers_that_no_row_takes(server: BatchServer, tmp_p
     assert e.value.report is not None and e.value.report.used["cost"] == 8 * billed(told)
 
 
+def test_max_cost_holds_where_answers_take_more_than_max_tokens(server: BatchServer, tmp_path: Path) -> None:
+    """The row that is asked alone shows it: then only few are under way until it is known what they take."""
+    server.set(odd={"usage": {"prompt_tokens": 4, "completion_tokens": 200}})
+    rows = pa.table({"id": range(200), "text": [f"odd row {n}" for n in range(200)]})
+    price = {"input": "0/token", "output": "1/token"}
+    with pytest.raises(RunFailed, match="max_cost 4000"):
+        asked(rows, tmp_path / "out", "openai", price=price, max_cost=4000.0, workers=1)
+    assert 2000 <= 200 * billed(server.told()) <= 4000
+
+
 def test_a_batch_of_which_nothing_is_needed_any_more_is_told(server: BatchServer, tmp_path: Path) -> None:
     """Another run has answered all of its rows meanwhile, and these are in the cache."""
     more: dict[str, Any] = {"cache": str(tmp_path / "kept"), "price": PRICE, "workers": 1}
@@ -107,6 +117,41 @@ def test_a_batch_of_which_nothing_is_needed_is_not_waited_for(
     report = asked(table(20), tmp_path / "out", "openai", **more)
     assert report.rows_ok == 20 and 8 + 19 * 20 <= report.used["cost"] <= 8 + 19 * 30
     assert "batch_0: under way at the provider, and not waited for" in capfd.readouterr().err
+
+
+def test_answers_in_batches_are_told_as_kept(server: BatchServer, tmp_path: Path) -> None:
+    """A run that stops tells all that is paid and kept for the next one, also what that fetches of batches."""
+    with pytest.raises(RunFailed, match=r"max_cost 90: \$\d+\.\d+ are spent, and what comes next might cost") as e:
+        asked(table(40), tmp_path / "out", "openai", price=PRICE, max_cost=90.0, workers=0)
+    assert e.value.report is not None
+    used, paid = e.value.report.used, billed(server.told())
+    assert (used["kept"], used["batched"]) == (1, paid - 1) and used["cost"] == 8 * paid
+    assert f"1 answer kept for the next run, {paid - 1} more in batches at the provider" in str(e.value.report)
+    assert asked(table(40), tmp_path / "out", "openai", price=PRICE, workers=0).rows_ok == 40
+    assert billed(server.told()) == 40
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("lag", ["none", "half", "fewer", "total"])
+def test_counts_of_a_moment_ago_are_not_believed(server: BatchServer, tmp_path: Path, provider: str, lag: str) -> None:
+    """A batch that is over before its counts and files are: none of its requests is asked, and paid, again."""
+    server.set(lag=[lag])
+    report = asked(table(20), tmp_path / "out", provider, price=PRICE, workers=0)
+    told = server.told()
+    assert report.rows_ok == 20 and told["batches"] == [19] and billed(told) == 20
+    assert report.used["requests"] == 20 and report.used["cost"] == 8 * 20
+
+
+@pytest.mark.long
+def test_counts_that_stay_behind_end_the_run(server: BatchServer, tmp_path: Path) -> None:
+    """After a batch_timeout, resumable; once they are there the next run has the answers."""
+    server.set(lag=["half"] * 100)
+    with pytest.raises(RunFailed, match="gives 0 of the 19 results that there are: run again"):
+        asked(table(20), tmp_path / "out", "openai", price=PRICE, workers=0, batch_timeout=3.0, timeout=3.0)
+    server.set(lag=[])
+    assert asked(table(20), tmp_path / "out", "openai", price=PRICE, workers=0).rows_ok == 20
+    assert billed(server.told()) == 20
 
 
 @pytest.mark.long

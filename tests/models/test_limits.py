@@ -34,6 +34,7 @@ from gristmill.models.outcomes import may_be_billed
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.purse import Purse
 from gristmill.models.spending import _money
+from gristmill.models.usual import most_tokens
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
 
@@ -60,7 +61,7 @@ def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServ
     texts = [f"short {n} text" for n in range(300)] + [f"long {n} " + "text " * 398 for n in range(100)]
     ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "concurrency": 32}
     price = {"input": "1/1K", "output": "0/token"}  # 0.90 for all short ones, 0.40 for each long one
-    with pytest.raises(RunFailed, match=r"max_cost 3: \$.* are spent by this worker, and what comes next might cost"):
+    with pytest.raises(RunFailed, match=r"max_cost 3: \$.* are spent, and what comes next might cost"):
         gm.prompt(pa.table({"id": range(400), "text": texts}), tmp_path / "out", price=price, max_cost=3.0, **ask)
     spent = sum(len(text.split()) for text in chat.told()["answered"]) / 1000
     assert 2.0 < spent <= 3.0
@@ -81,6 +82,33 @@ def test_max_cost_holds_where_the_endpoint_tells_no_usage(
     assert 10 <= chat.told()["requests"] <= 22  # of 8 or 9 tokens, without max_tokens with what is around an answer
     assert gm.status(tmp_path / "out")["used"]["cost"] <= 2.0
     assert capfd.readouterr().err.count("their cost is an estimate") == 1
+
+
+def test_max_cost_holds_where_answers_take_more_than_max_tokens(chat: ChatServer, tmp_path: Path) -> None:
+    """As where thoughts are billed beside what max_tokens limits: the first answer shows it."""
+    chat.set(latency=0.05, odd={"usage": {"prompt_tokens": 4, "completion_tokens": 200}})
+    ask: dict[str, Any] = {"prompt": "odd {{ text }}", "model": "m", "keep": ["id"], "workers": 1, "max_tokens": 20}
+    price = {"input": "0/token", "output": "1/token"}
+    with pytest.raises(RunFailed, match="max_cost 4000"):
+        gm.prompt(table(200), tmp_path / "out", price=price, max_cost=4000.0, concurrency=200, **ask)
+    assert 2000 <= 200 * chat.told()["requests"] <= 4000
+
+
+@pytest.mark.parametrize(
+    ("body", "most"),
+    [
+        ({"max_tokens": 5}, 5),
+        ({"max_tokens": 5, "n": 3}, 15),
+        ({"max_tokens": 5, "n": 2, "best_of": 4}, 20),
+        ({"max_tokens": 5, "prompt": ["a", "b", "c"], "best_of": 2}, 30),
+        ({"max_tokens": 5, "prompt": [[1, 2], [3]]}, 10),
+        ({"max_tokens": 5, "prompt": [1, 2, 3]}, 5),
+        ({"n": 3}, None),
+    ],
+)
+def test_the_most_that_a_request_makes(body: dict[str, Any], most: int | None) -> None:
+    """Of all its answers, those that are only compared (best_of) too, to all its prompts."""
+    assert most_tokens(body) == most
 
 
 @pytest.mark.parametrize("failure", ["nonsense", "gateway"])
@@ -405,7 +433,7 @@ def test_what_unfinished_rows_took_is_told(chat: ChatServer, tmp_path: Path) -> 
     """A request that is never answered may be on the bill each time that it is sent: in the report as in the error."""
     chat.set(stuck="row 5 is here")
     price, job = {"input": "1/token", "output": "1/token"}, {"prompt": "{{ text }}", "model": "m", "max_tokens": 20}
-    with pytest.raises(RunFailed, match=r"max_cost 200: \$[\d.]+ are spent by this worker") as e:
+    with pytest.raises(RunFailed, match=r"max_cost 200: \$[\d.]+ are spent") as e:
         gm.prompt(table(10), tmp_path / "out", price=price, max_cost=200.0, workers=1, timeout=0.5, **job)
     spent = float(str(e.value).partition("$")[2].partition(" ")[0])
     assert e.value.report is not None and e.value.report.used["kept"] == 9

@@ -117,7 +117,7 @@ def test_answers_that_are_lost_count_for_max_cost(raw: Raw, how: str) -> None:
         return None if how == "cut" else late(writer, text)
 
     raw.says = says
-    with pytest.raises(RunFailed, match=r"max_cost 12: \$1[01].* are spent by this worker"):
+    with pytest.raises(RunFailed, match=r"max_cost 12: \$1[01].* are spent"):
         prompt(30, max_tokens=10, concurrency=4, timeout=0.5, price=DOLLAR, max_cost=12.0, batch_timeout=10)
     assert 8 <= raw.asked.total() <= 12
 

@@ -44,6 +44,18 @@ class Allowance:
             while not self._noted(-part):
                 pass
 
+    @property
+    def claimed(self) -> float:
+        """How much is claimed, as far as is known here: all of it once a claim was refused."""
+        return self._claimed
+
+    def spent(self) -> float:
+        """How much was claimed and not given back: what was spent, once all workers have ended."""
+        with self._lock:
+            while self._passed():
+                pass
+            return self._claimed
+
     def _noted(self, part: float) -> bool:
         """Whether the next claim is this one; another's is counted."""
         path = self._path()

@@ -193,8 +193,9 @@ class ResultRecord(Described):
     """What a published result says of itself, except for its files. `reduced_by` has the "name" of the function that
     made those of the role "reduced", and the digest of its "code"; nothing if there are none. `sink` is what stores
     call its sink (`generation.sink_of`). `updated` has how many source rows were "kept", "scored" and, if that is
-    known, "gone", for an update. `sealed` are the roots of its generations, and `root` that over these; None, as
-    earlier versions had none.
+    known, "gone", for an update, and `used` what its last generation asked of endpoints (models.contract.USED) for the
+    rows that it scored, over all of its runs. `sealed` are the roots of its generations, and `root` that over these;
+    None, as earlier versions had none.
     """
 
     generations: tuple[int, ...]
@@ -212,6 +213,7 @@ class ResultRecord(Described):
     reduced_by: Mapping[str, str] = field(default_factory=dict)
     sink: str | None = None
     updated: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
     sealed: tuple[Sealed, ...] = ()
     root: str | None = None
 

@@ -15,7 +15,7 @@ import threading
 import time
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from gristmill.commit.allowance import Allowance
@@ -23,6 +23,7 @@ from gristmill.commit.once import Once
 from gristmill.files.contract import Files
 from gristmill.files.disk import LocalFiles, join
 from gristmill.job.secret import Secret, scrub
+from gristmill.models.batches import noted
 from gristmill.process.failure import EarlierFailure
 from gristmill.process.messages import Failure
 from gristmill.process.ownstderr import say
@@ -353,15 +354,17 @@ def notes(folder: str, files: Files) -> list[Any]:
 
 
 def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, float]:
-    """What the answers for shards that are not committed have taken (models.contract.USED), how many are `kept`, and
-    how many rows are asked `again`, as another run has no use for their answers; `folder` is the generation's. Nothing
-    if there are none.
+    """What the answers for shards that are not committed have taken (models.contract.USED), how many are `kept`, how
+    many more there are, or will be, in batches that are `batched` at a provider, and how many rows are asked `again`,
+    as another run has no use for their answers; `folder` is the generation's. Nothing if there are none.
     """
     taken, folder = [], join(folder, "journal")
     firsts: dict[tuple[str, bytes], list[dict[str, float]]] = {}  # of first answers, by shard and row
     ended: Counter[tuple[str, bytes]] = Counter()
     told: dict[str, set[str]] = {}
     kept: Counter[bytes] = Counter()
+    held: Counter[str] = Counter()  # of them, by shard
+    told_of: dict[str, list[Any]] = {}  # notes, likewise
     failed: Counter[bytes] = Counter()  # rows of the attempt with most of them: each asks for them again
     for name in sorted(files.names(folder)):
         label = name.partition(".")[0]
@@ -375,19 +378,34 @@ def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, 
                     _, used, row, _ = json.loads(data)
                     firsts.setdefault((label, bytes.fromhex(row)), []).append(used)
                 elif key == _NOTE:
-                    taken.append(_took_once(json.loads(data), told.setdefault(label, set())))
+                    told_of.setdefault(label, []).append(note := json.loads(data))
+                    taken.append(_took_once(note, told.setdefault(label, set())))
                 else:
                     _, used, *more = json.loads(data)
                     taken.append(used)
                     ended[label, key] += 1
                     if key != _UNKEPT:
-                        (own if more[1:] and more[1] else kept)[key] += 1
+                        for_itself = bool(more[1:] and more[1])
+                        (own if for_itself else kept)[key] += 1
+                        held[label] += not for_itself
             failed |= own
     for place, some in firsts.items():
         taken += some[ended[place] :]
     found, again = summed(taken), (failed - kept).total()
-    counted = {"kept": float(kept.total()), **({"again": float(again)} if again else {})}
-    return {**found, **counted} if found or kept or again else {}
+    more = [_noted_answers(notes, held[label]) for label, notes in told_of.items()]
+    counted = {"batched": float(sum(n for _, n in more)), "again": float(again)}
+    counted = {"kept": float(kept.total() + sum(n for n, _ in more)), **{name: n for name, n in counted.items() if n}}
+    return {**found, **counted} if found or any(counted.values()) else {}
+
+
+def _noted_answers(notes: Sequence[Any], rows: int) -> tuple[int, int]:
+    """How many answers to requests that were made alone are noted of a shard, and how many are in batches, beside those
+    that so many of its rows have taken.
+    """
+    alone = {note["digest"] for note in notes if "reply" in note} - {note["digest"] for note in notes if "void" in note}
+    batched = sum(len(batch.digests) for batch in noted(notes) if batch.id and not (batch.over or batch.gone))
+    left = max(0, len(alone) + batched - rows)
+    return min(left, len(alone)), max(0, left - len(alone))
 
 
 def _records(data: bytes) -> list[tuple[bytes, bytes]]:

@@ -93,7 +93,7 @@ def _night(body: Success) -> Night:
     updated = {name: body.updated[name] for name in ("kept", "scored", "gone") if name in body.updated}
     return Night(
         body.generation, body.published, body.seconds, body.rows_in, body.rows_ok, body.rows_dead, body.rows_filtered,
-        body.model.name, body.model.digest, dict(body.errors), updated,
+        body.model.name, body.model.digest, dict(body.errors), updated, dict(body.used),
     )  # fmt: skip
 
 

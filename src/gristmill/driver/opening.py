@@ -51,7 +51,8 @@ def in_folder(sink: Sink) -> Sink:
 @dataclass(frozen=True)
 class Verbs:
     """What the user asked for on a sink that already holds something; the time that the run was scheduled for, which
-    its deadline counts from; and whether how long it takes is remembered for later ones (`timed`).
+    its deadline counts from; whether how long it takes is remembered for later ones (`timed`); and how many dollars of
+    its max_cost it has `spent` before.
     """
 
     restart: bool = False
@@ -61,6 +62,7 @@ class Verbs:
     accept_code_change: bool = False
     tick: datetime | None = None
     timed: bool = False
+    spent: float = 0.0
 
 
 @dataclass(frozen=True)

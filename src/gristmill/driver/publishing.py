@@ -21,7 +21,7 @@ from gristmill.driver.opening import Opened
 from gristmill.driver.scoring import Scored
 from gristmill.driver.selection import Held
 from gristmill.driver.summary import Whole
-from gristmill.driver.tally import all_committed
+from gristmill.driver.tally import all_committed, used
 from gristmill.errors import BadJob, BadSource, CorruptStore, GateFailed
 from gristmill.files.disk import sizes_of
 from gristmill.job.uris import file_named
@@ -35,11 +35,12 @@ from gristmill.shards.counts import Counts, summed
 @dataclass(frozen=True)
 class Published:
     """What is in the sink when the run has ended; `later` are files that appeared since it was planned, for the next
-    run to append.
+    run to append. `spent` are the dollars that the run has spent of its model's max_cost.
     """
 
     report: Report
     later: tuple[str, ...] = ()
+    spent: float = 0.0
 
 
 def untouched(at: Opened) -> Published:
@@ -265,6 +266,7 @@ def _record(s: Scored, whole: Whole, reducer: Reducer | None, updated: Mapping[s
         reduced_by={} if reducer is None else reducer.said(),
         sink=s.generation.sink or sink_of(generations(s.root, s.files)),
         updated=updated,
+        used=used([s.receipts.sums.figures]),
     )
 
 

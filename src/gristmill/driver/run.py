@@ -73,7 +73,8 @@ def _whole(spec: JobSpec, verbs: Verbs, observer: Observer | None, typed: Sequen
         done = finish(spec, verbs, observer, typed=typed)
         if done.later:  # an unfinished plan was finished as planned; now the files that appeared since, at which nobody
             # who accepts could look
-            done = finish(spec, replace(verbs, restart=False, append=True, accept=False), observer, typed=typed)
+            then = replace(verbs, restart=False, append=True, accept=False, spent=done.spent)
+            done = finish(spec, then, observer, typed=typed)
     return done.report
 
 
@@ -152,7 +153,7 @@ def _told_phases(command: Command, stops: Stops, telling: Telling) -> Generator[
                 with stops.heeded():
                     scored = yield from scoring.run()
                 scoring.on_time.refuse_late()
-                done = published(scored)
+                done = replace(published(scored), spent=scoring.spent)
             if not done.later:  # else once the files that appeared since are in the result, too
                 done = replace(done, report=delivering.delivered(at, done.report))
             if scoring is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
+from gristmill.commit.allowance import Allowance
 from gristmill.commit.ledger import Ledger
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import keeping, paces, probe, selection, shipping, sourcecheck, warmup
@@ -26,6 +27,7 @@ from gristmill.engines.registry import open_engine
 from gristmill.errors import BadJob, BadOutput, CorruptStore, GateFailed, PlanChanged, RunFailed, SourceChanged
 from gristmill.files.disk import join
 from gristmill.fingerprint.loadedmodules import BUILT, changed
+from gristmill.job.job import JobSpec
 from gristmill.job.secret import reveal
 from gristmill.observe import units
 from gristmill.observe.events import Note
@@ -64,6 +66,7 @@ class Scoring:
         self._unstacked = Unstacked()
         self.on_time = OnTime(chosen.log, _deadline(chosen), chosen.verbs.accept)
         self._beside = Beside()
+        self._run_name = secrets.token_hex(6)
         self._looked = 0.0
 
     @property
@@ -82,6 +85,8 @@ class Scoring:
                 self.at.log.tell(f"loading beside the run: {failed}; tried again when the result is published")
 
     def _run(self) -> Generator[Receipt, None, Scored]:
+        if before := min(self.at.verbs.spent, max_cost(self.at.spec) or 0.0):
+            self._allowance().claim(before, max_cost(self.at.spec) or before)
         if (update := keeping.planned(self.at)) is not None:
             self.at = update
         at, feed = self.at, self._feed()
@@ -116,6 +121,14 @@ class Scoring:
                 self._tell_lost(missing)
             feed = self._feed()
             feed.begin(self.planned.task, missing)
+
+    @property
+    def spent(self) -> float:
+        """Dollars of the model's max_cost that the run has spent, in an earlier part, too; 0 if it has none."""
+        return 0.0 if max_cost(self.at.spec) is None else self._allowance().spent()
+
+    def _allowance(self) -> Allowance:
+        return Allowance(self.at.generation.folder, self._run_name, self.at.files)
 
     def _scored(self) -> Scored:
         return Scored(**vars(self.planned), receipts=self._ledger, sums=self.tally.sums())
@@ -161,7 +174,7 @@ class Scoring:
     def _driven(self, feed: ShardFeed) -> Iterator[Receipt]:
         """Run the engine until the feed is done. Raises what stops the run, once nothing of it is left running."""
         at, r = self.at, self.at.resolved
-        stages = _shipped(at)
+        stages = _shipped(at, self._run_name)
         spec = replace(at.spec.engine, options=reveal(at.spec.engine.options))
         events = open_engine(spec, r.workers, import_path(), r.place.gpu).run(stages, feed)
         at.log.say(phase="running" if isinstance(at, Planned) else "loading", workers_wanted=r.workers)
@@ -335,15 +348,20 @@ def _deadline(at: Chosen) -> Deadline | None:
     return None if at.retries else Deadline.of(at.spec, at.verbs.tick)
 
 
-def _shipped(at: Chosen) -> ShardStages:
-    """What an engine is given to ship to workers."""
+def max_cost(spec: JobSpec) -> float | None:
+    """What a run of a job may cost, if it says that."""
+    return getattr(spec.model, "max_cost", None)
+
+
+def _shipped(at: Chosen, run: str) -> ShardStages:
+    """What an engine is given to ship to workers of a run."""
     r = at.resolved
     before = [] if at.base is None else selection.Held.by(at.root, at.files).members(at.base)
     loaded = selection.noted(at.generation, before)
     if at.verbs.accept_code_change:
         others = [entry for entry in loaded if entry.startswith(BUILT) or changed({entry: loaded[entry]})]
         loaded = {entry: told for entry, told in loaded.items() if entry not in others}
-    recipe = replace(shipping.recipe(r, at.sink, at.files, at.batch), loaded=loaded)
+    recipe = replace(shipping.recipe(r, at.sink, at.files, at.batch, run), loaded=loaded)
     if r.workers == 0:
         recipe = shipping.as_sent(recipe)
     beside = at.spec.engine.steps_workers if r.workers > 0 else 0

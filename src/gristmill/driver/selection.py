@@ -18,6 +18,7 @@ from gristmill.commit.publication import Publication
 from gristmill.driver import sourcecheck
 from gristmill.driver.planning import Resolved
 from gristmill.driver.progressnote import last_said
+from gristmill.driver.tally import used
 from gristmill.errors import BadSource, CorruptStore, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.fingerprint import digests as fingerprint
@@ -26,6 +27,7 @@ from gristmill.fingerprint.loadedmodules import changed
 from gristmill.job.job import HELD
 from gristmill.models.batches import under_way
 from gristmill.observe import units
+from gristmill.shards.counts import summed
 from gristmill.shards.shard import Selection
 
 RESTART = "--restart (restart=True) to score everything anew"
@@ -255,16 +257,18 @@ def outlook(held: Held, r: Resolved, append: bool) -> str:
 
 
 def paid(begun: Generation) -> str:
-    """What an unfinished generation holds of shards that are not committed and was, or will be, paid for, as text; ""
-    if nothing.
-    """
-    done = receipts.listed(begun.receipts, begun.files)
-    held = journal.answered(begun.folder, begun.files, done)
+    """What an unfinished generation holds that was, or will be, paid for, as text; "" if nothing."""
+    ledger = Ledger.of(begun)
+    held = journal.answered(begun.folder, begun.files, ledger)
+    done = used([ledger.sums.figures])
     told = []
-    if held.get("kept") and held.get("requests"):
-        cost = f" for ${held['cost']:.4f}" if held.get("cost") else ""
+    if (held.get("kept") and held.get("requests")) or done.get("requests"):
+        answers, total = int(held.get("kept", 0) + done.get("requests", 0)), summed([done, held])
+        cost = f" for ${total['cost']:.4f}" if total.get("cost") else ""
+        where = f" ({int(held.get('kept', 0)):,} of them" if done.get("requests") else ""
         told.append(
-            f"{units.plural(int(held['kept']), 'answer')} of an endpoint{cost} in shards that are not committed"
+            f"{units.plural(answers, 'answer')} of an endpoint{cost}{where} in shards that are not committed"
+            f"{')' if where else ''}"
         )
     if left := under_way(journal.notes(begun.folder, begun.files)):
         told.append(f"{units.plural(len(left), 'batch', 'batches')} under way at the provider")

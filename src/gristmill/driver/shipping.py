@@ -35,8 +35,8 @@ from gristmill.worker.matching import Matching
 from gristmill.worker.recipe import Output, Reader, Recipe
 
 
-def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
-    """What the workers of a resolved job are given."""
+def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan, run: str = "") -> Recipe:
+    """What the workers of a resolved job are given; `run` tells a run from others (else it is one of its own)."""
     job = r.job
     leave = tuple(r.info.columns or ())
     output = Output(r.keep, leave, sink.row_id, sink.key, sink.model_version, model_version(r), sink.drop, implied(job))
@@ -48,7 +48,8 @@ def recipe(r: Resolved, sink: Sink, files: Files, batch: BatchPlan) -> Recipe:
         replace(sink, storage={}), r.sink_format, r.place, job.running, job.nulls, job.on_nan, batch,
         files=files, secrets=secret, pins=pins(code),
         named=(*named_pins(code, secret, r.fingerprint.looked), *r.approved),
-        held=r.fingerprint.held, run=secrets.token_hex(6), profiled=tuple(job.gates.drift or ()), matching=matching(r),
+        held=r.fingerprint.held, run=run or secrets.token_hex(6), profiled=tuple(job.gates.drift or ()),
+        matching=matching(r),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.driver.planning import Resolved
-from gristmill.driver.selection import Choice, Held, chosen, compared
+from gristmill.driver.selection import RESTART, Choice, Held, chosen, compared, paid
 from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.observe import units
@@ -46,11 +46,13 @@ def choose(
         if held.latest is None:
             if not _of_other_rows(held, r):
                 raise
+            _refuse_paid(held, uri, r)
             return _begun_anew(held, held.known(r))
     latest = held.latest
     if latest is None:  # the files that appeared since are for the next run
         return found
     r = held.known(r)
+    _refuse_paid(held, uri, r)
     generation = held.claim("update", r)
     return Choice(generation, False, r, updates=latest)
 
@@ -59,6 +61,20 @@ def _of_other_rows(held: Held, r: Resolved) -> bool:
     """Whether a sink without a result has a run that is unfinished, of this job but for the rows of its source."""
     begun = held.unfinished
     return begun is not None and begun.planned and not differing(begun, held.known(r), held)
+
+
+def _refuse_paid(held: Held, uri: str, r: Resolved) -> None:
+    """Raises PlanChanged if what is unfinished has answers that were paid for: to begin anew would pay for them again,
+    night after night where each one's source is another.
+    """
+    begun = held.unfinished
+    if begun is None or not begun.planned or not (what := paid(begun)) or differing(begun, r, held):
+        return
+    raise PlanChanged(
+        f"{uri}: the source is not as it was when the unfinished {'run' if begun.kind == 'new' else begun.kind} that "
+        f"is here began (generation {begun.number}), with {what}: run again with the source as it was to go on with "
+        f"these, or use {RESTART}, which drops them (answers in a cache, cache=FOLDER, are not paid for again)"
+    )
 
 
 def _begun_anew(held: Held, r: Resolved) -> Choice:

@@ -443,6 +443,7 @@ def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
         if out["state"] == "done":
             out.update(shards_done=body.shards, shards_total=body.shards, share=1.0)
             out["skipped"] = list(body.skipped)
+            out.update({"used": dict(body.used)} if body.used else {})
             out["counts"] = asdict(Counts(*body.counts_list))
     return out
 

@@ -99,6 +99,7 @@ def check_request(request: Mapping[str, Any]) -> None:
 
 
 _PRICE = re.compile(r"\$?(\d+(?:\.\d*)?|\.\d+)\s*/\s*(1M|1K|token)", re.IGNORECASE)
+_DOLLARS = re.compile(r"\$?(\d+(?:\.\d*)?|\.\d+)")
 _TOKENS = {"1m": 1e6, "1k": 1e3, "token": 1.0}
 
 
@@ -110,6 +111,8 @@ def prices(price: Mapping[str, str]) -> tuple[float, float]:
         if (match := _PRICE.fullmatch(text.strip())) is None:
             if "," in text:
                 raise BadJob(f"price has {name} as {text!r}: give each alone: {_BOTH}")
+            if _DOLLARS.fullmatch(text.strip()):
+                raise BadJob(f"price has {name} as {text!r}, without a unit: {text.strip()}/1M is for a million tokens")
             raise BadJob(
                 f"price has {name} as {text!r}: write dollars and for how many tokens, as 0.40/1M (1M, 1K, token)"
             )

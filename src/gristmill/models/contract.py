@@ -139,6 +139,11 @@ class Model(Protocol):
 class Allowance(Protocol):
     """What the workers of a run may spend together."""
 
+    @property
+    def claimed(self) -> float:
+        """How much is claimed by all, as far as is known here: all of it once a claim was refused."""
+        ...
+
     def claim(self, least: float, total: float) -> float:
         """A part of `total`, in the same unit: `least` or more; 0 if less than that is left."""
         ...

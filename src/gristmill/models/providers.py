@@ -11,7 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any, Protocol
 
 from gristmill.job.endpoints import Provider
@@ -46,7 +46,8 @@ class State:
     """A batch at its provider. `over`: it changes no more, and its files have a line for each of as many requests as
     are `answered` (None: for all of them), which is one that `counts` as such. `failed` says why nothing of it was
     done, and `full` that this is because too much is under way; `cancelled`: somebody has ended it. `until` it should
-    be over, in seconds of the epoch. `gone` says why results are no longer kept, if that is told.
+    be over, in seconds of the epoch. `gone` says why results are no longer kept, if that is told. Where the files have
+    a line for `every` request, a `total` of fewer is of a moment ago.
     """
 
     over: bool
@@ -60,6 +61,12 @@ class State:
     until: float | None = None
     gone: str = ""
     counts: Callable[[Result], bool] = _every
+    every: bool = False
+
+    def of(self, requests: int) -> State:
+        """This, of a batch of so many requests: counts of fewer are not believed."""
+        behind = self.over and self.every and self.total < requests
+        return replace(self, answered=None, counts=_every) if behind else self
 
 
 @dataclass(frozen=True)
@@ -166,8 +173,9 @@ class OpenAI:
         told = await desk.asked(f"batches/{batch}", ("status",))
         status, counts, errors = str(told["status"]).lower(), _counts(told), told.get("errors")
         cancelled, done = status in ("cancelled", "canceled"), counts.get("completed", 0) + counts.get("failed", 0)
+        whole = status == "completed"  # all are told, and counts that say less are of a moment ago
         # Of one that was ended before, what was not begun may count as failed, too.
-        answered: int | None = done if status == "completed" else counts.get("completed", 0)
+        answered = counts.get("completed", 0) if not whole else done if 0 < done >= counts.get("total", 0) else None
         listed = errors.get("data") if isinstance(errors, dict) else None
         found = [e for e in (listed if isinstance(listed, list) else ()) if isinstance(e, dict)]
         files = [told.get("output_file_id"), told.get("error_file_id")]
@@ -176,12 +184,13 @@ class OpenAI:
             done,
             counts.get("total", 0),
             tuple(f"files/{file}/content" for file in files if file),
-            None if status == "completed" and not counts.get("total") and not done else answered,
+            answered,
             "; ".join(map(_error, found[:5])) or "no reason is given" if status == "failed" else "",
             any(e.get("code") == "token_limit_exceeded" for e in found),
             cancelled,
             _until(told),
-            counts=_every if status == "completed" else self._completed,
+            counts=_every if whole else self._completed,
+            every=whole,
         )
 
     async def cancel(self, desk: Desk, batch: str) -> None:
@@ -279,12 +288,13 @@ class Anthropic:
         over = str(told["processing_status"]).lower() == "ended"
         files = (f"messages/batches/{batch}/results",) if over and told.get("results_url") else ()
         cancelled = told.get("cancel_initiated_at") is not None
-        answered = counts.get("succeeded", 0) + counts.get("errored", 0) if total else None
         done = total - counts.get("processing", 0)
+        believed = 0 < done == total  # else they are of a moment ago
+        answered = counts.get("succeeded", 0) + counts.get("errored", 0) if believed else None
         gone = f"archived at {told['archived_at']}" if told.get("archived_at") and not files else ""
         return State(
             over, done, total, files, answered, cancelled=cancelled, until=_until(told), gone=gone,
-            counts=self._answered if total else _every,
+            counts=self._answered if believed else _every, every=True,
         )  # fmt: skip
 
     async def cancel(self, desk: Desk, batch: str) -> None:

@@ -97,7 +97,8 @@ class Results:
         """Raises Gone, and RunFailed if it should be over long since."""
         wait = POLL
         while True:
-            batch.state = state = await self._provided.api.look(self._provided.desk, batch.id)
+            state = (await self._provided.api.look(self._provided.desk, batch.id)).of(len(batch.digests))
+            batch.state = state
             if state.over:
                 return state
             until = batch.since + DAY if state.until is None else state.until

@@ -261,7 +261,7 @@ class Rater:
         placed = {choice.get("index", place): choice for place, choice in enumerate(choices)}
         if sorted(placed) != list(range(len(prompts))):
             raise Refused(f"{len(choices)} choices for {len(prompts)} prompts")
-        return [placed[place] for place in range(len(prompts))], most_tokens(body) or 0
+        return [placed[place] for place in range(len(prompts))], (most_tokens(body) or 0) // len(prompts)
 
 
 def _logged(choice: Mapping[str, Any], prompt: str, begin: int, most: int) -> list[float]:

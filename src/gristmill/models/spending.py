@@ -75,8 +75,10 @@ class Spending:
         return self.bounded and not self._usual.known and (self._purse is not None or most_tokens(body) is None)
 
     def bounds(self, most: int | None) -> bool:
-        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens."""
-        return self._purse is None or (self._usual.known and most is not None)
+        """Whether what a request may cost at most is known, if that matters; its answer has at most so many tokens,
+        which says nothing where others had more than theirs.
+        """
+        return self._purse is None or (self._usual.known and most is not None and not self._usual.exceeded)
 
     def tokens(self, size: float, most: float | None) -> tuple[float, float]:
         """See Usual."""
@@ -96,7 +98,7 @@ class Spending:
         if self._prices is not None:
             used["cost"] = self._dollars(given, made)
         if learn:
-            self._usual.add(size, given, made)
+            self._usual.add(size, given, made, most)
         return used
 
     def of_refusal(self, reply: Any, size: float) -> dict[str, float]:
@@ -243,9 +245,10 @@ class Spending:
         assert self._purse is not None
         self._ending.stop(
             RunFailed(
-                f"max_cost {self._purse.total:g}: ${_money(self._purse.spent)} are spent by this worker, and what "
-                f"comes next might cost ${_money(cost)}, for which not enough of the run's max_cost is left: what is "
-                "answered is kept; run again, with another max_cost if need be"
+                f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent"
+                f"{'' if self.alone else ', or kept free by other workers'}, and what comes next might cost "
+                f"${_money(cost)}, for which not enough is left: what is answered is kept; run again, with another "
+                "max_cost if need be"
             )
         )
 

@@ -12,10 +12,14 @@ FADES = 0.99  # what a request counts after each further one: some hundreds are 
 
 
 class Usual:
-    """Tokens of prompts, as a multiple of what their length lets expect, and of answers."""
+    """Tokens of prompts, as a multiple of what their length lets expect, and of answers. Once an answer took more than
+    its request allows, as where thoughts are billed beside it, what requests allow bounds nothing (`exceeded`).
+    """
 
     def __init__(self) -> None:
         self.answered = 0  # requests
+        self.exceeded = False
+        self._beyond = 0.0  # the most that an answer of late took, in times of what its request allows
         self._size = self._given = self._longest = 0.0
 
     @property
@@ -26,11 +30,18 @@ class Usual:
     def tokens(self, size: float, most: float | None) -> tuple[float, float]:
         """Of a prompt of about `size` tokens by its length, and of its answer, which has `most` (None: no limit)."""
         given = size * (self._given / self._size if self._size else 1.0)
-        return given, HEADROOM * self._longest if most is None else most
+        if most is None:
+            return given, HEADROOM * self._longest
+        return given, most * max(1.0, HEADROOM * self._beyond) if self.exceeded else most
 
-    def add(self, size: float, given: float, made: float) -> None:
-        """A prompt of about `size` tokens by its length had `given`, and its answer `made`."""
+    def add(self, size: float, given: float, made: float, most: float | None) -> None:
+        """A prompt of about `size` tokens by its length had `given`, and its answer `made`, of `most` (None: no
+        limit).
+        """
         self.answered += 1
+        if most:
+            self._beyond = max(made / most, FADES * self._beyond)
+            self.exceeded |= made > most
         self._longest = max(made, FADES * self._longest)
         if given > 0 and size > 0:  # else nothing was told
             self._size = FADES * self._size + size
@@ -42,5 +53,11 @@ def most_tokens(body: Mapping[str, Any]) -> int | None:
     found = next((n for name in MOST_TOKENS if type(n := body.get(name)) is int), None)
     if found is None:
         return None
-    answers = n if type(n := body.get("n")) is int else 1
-    return max(0, min(found, LIMITLESS)) * max(1, min(answers, LIMITLESS))
+    answers = max([1, *(n for name in ("n", "best_of") if type(n := body.get(name)) is int)])
+    return max(0, min(found, LIMITLESS)) * min(answers, LIMITLESS) * _prompts(body)
+
+
+def _prompts(body: Mapping[str, Any]) -> int:
+    """How many prompts a request has: a list of numbers is one of tokens."""
+    prompt = body.get("prompt")
+    return len(prompt) if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)) else 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from gristmill.observe import units
 from gristmill.observe.facts import Kind, Night, Run, SinkFacts
 from gristmill.observe.page import clock, short
+from gristmill.observe.report import asked
 from gristmill.observe.standing import Line, staged_lines, standing_lines
 
 MOST_RUNS, MOST_SLOW = 5, 3
@@ -27,6 +28,8 @@ def _state(facts: SinkFacts) -> Iterator[Line]:
 
 def _counts(facts: SinkFacts) -> Iterator[Line]:
     yield from ((name, f"{figure}  {remark}".rstrip()) for name, figure, remark in facts.rows)
+    if facts.nights and facts.nights[-1].used:
+        yield "asked", asked(facts.nights[-1].used)
     yield from ((f"gen. {night.generation}", _night(night)) for night in reversed(facts.nights))
     for d in facts.drift:
         yield "drift", f"{d.column}: " + ", ".join(f"{g.measure} {g.figure:.3g} ({g.verdict})" for g in d.figures)
@@ -37,7 +40,8 @@ def _night(night: Night) -> str:
     model = f"{night.model} {short(night.digest)}".rstrip()
     if night.updated:
         counts += f" ({', '.join(f'{n:,} {name}' for name, n in night.updated.items())})"
-    return f"{night.published[:16].replace('T', ' ')}  {counts}, in {units.seconds(night.seconds)}, {model}"
+    took = f"{units.seconds(night.seconds)}{f' ({asked(night.used)})' if night.used else ''}"
+    return f"{night.published[:16].replace('T', ' ')}  {counts}, in {took}, {model}"
 
 
 def _errors(facts: SinkFacts) -> Iterator[Line]:

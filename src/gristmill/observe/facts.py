@@ -75,7 +75,7 @@ class Run:
 @dataclass(frozen=True)
 class Night:
     """A generation as it was published: the counts of the whole result then. `updated` has how many source rows were
-    "kept", "scored" and, if that is known, "gone", for an update.
+    "kept", "scored" and, if that is known, "gone", for an update; `used` is what it asked of endpoints.
     """
 
     generation: int
@@ -89,6 +89,7 @@ class Night:
     digest: str
     errors: Mapping[str, int] = field(default_factory=dict)
     updated: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,11 @@ class Report:
 
     `used` is what an endpoint was asked for (requests, prompt_tokens, completion_tokens, cost in dollars, and
     `refused`, the rows whose answer is an error; of a run that has not published also `kept`, the answers to rows that
-    are not committed, which the next run has, and `again`, the rows whose answers it has no use for and asks again),
-    `padding` is the share of padded tokens that were padding, `busy` the share of the workers' time in the model, and
-    `held_back` the shares in which it waited for "rows" (reading, steps, tokenising), for "writing", and for the rest;
-    empty if the run was too short to tell. `updated` has how many source rows were "kept", "scored" and, if that is
-    known, "gone" since the result before, for an update.
+    are not committed, which the next run has, `batched`, how many more are in batches, and `again`, the rows whose
+    answers it has no use for and asks again), `padding` is the share of padded tokens that were padding, `busy` the
+    share of the workers' time in the model, and `held_back` the shares in which it waited for "rows" (reading, steps,
+    tokenising), for "writing", and for the rest; empty if the run was too short to tell. `updated` has how many source
+    rows were "kept", "scored" and, if that is known, "gone" since the result before, for an update.
     """
 
     sink: str
@@ -348,6 +348,7 @@ def asked(used: Mapping[str, float]) -> str:
     parts += [f"${used['cost']:.4f}"] if "cost" in used else []
     parts += [units.plural(int(used["refused"]), "error")] if "refused" in used else []
     parts += [f"{units.plural(int(used['kept']), 'answer')} kept for the next run"] if used.get("kept") else []
+    parts += [f"{units.count(int(used['batched']))} more in batches at the provider"] if used.get("batched") else []
     again = units.plural(int(used.get("again", 0)), "row") + " to be asked again, as their answers failed"
     parts += [again] if used.get("again") else []
     return ", ".join(parts)
