@@ -92,8 +92,8 @@ def _of_one_width(kind: pa.DataType) -> bool:
 
 
 def _places(column: pa.Array) -> np.ndarray | None:
-    """Where the values of a dictionary or of runs are, a null after the last of them; None for columns of other kinds, and for
-    dictionaries that Arrow decodes itself: it takes no rows of views, nor of what holds some.
+    """Where the values of a dictionary or of runs are, a null after the last of them; None for columns of other kinds,
+    and for dictionaries that Arrow decodes itself: it takes no rows of views, nor of what holds some.
     """
     import pyarrow as pa
 

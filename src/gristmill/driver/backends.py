@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.topython import to_plain
 from gristmill.driver.planning import Resolved
 from gristmill.errors import BadModel
 from gristmill.job.specs import TextSpec, changed
@@ -144,7 +145,7 @@ def worth_exporting(r: Resolved) -> bool:
     wanted = WORTH_SECONDS + WORTH_A_BYTE * r.info.weight_bytes
     if r.estimated_rows * most * r.info.flops_a_token / speed < wanted:
         return False
-    lengths = [min(most, len(t) / CHARS_A_TOKEN + 2) for t in _sample(r).column(0).to_pylist() if t]
+    lengths = [min(most, len(t) / CHARS_A_TOKEN + 2) for t in to_plain(_sample(r).column(0)) if t]
     mean = float(np.mean(lengths)) if lengths else 0.0
     return r.estimated_rows * mean * r.info.flops_a_token / speed >= wanted
 
