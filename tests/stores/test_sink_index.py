@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import sys
 import threading
 import warnings
 from decimal import Decimal as D
@@ -22,8 +23,11 @@ from apart import Apart
 
 import gristmill as gm
 from gristmill import aio
+from gristmill.arrow.topython import to_rows
 from gristmill.cli.app import main
+from gristmill.cli.execute import print_rows
 from gristmill.commit import publication
+from gristmill.observe.tables import of_arrow
 from gristmill.stores import sinkindex, sinkrows
 from s3server import S3Server
 
@@ -125,6 +129,36 @@ def test_by_any_columns(by: Any, options: dict[str, Any], key: Any, row: int | N
         assert (found if by == "row" else [r and (r if r["name"] else None) for r in found]) == (
             [*whole.values()] if by == "row" else named
         )
+
+
+@pytest.mark.parametrize("index", ["id", ()])
+def test_values_that_python_does_not_have(index: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Times with nanoseconds and beyond year 9999 are found by and given as they are, and shown."""
+
+    def counts(kind: pa.DataType, *values: int) -> pa.Array:
+        return pa.array(values, pa.int64() if kind.bit_width == 64 else pa.int32()).view(kind)
+
+    kinds = {"tod": pa.time64("ns"), "at": pa.timestamp("us", "UTC"), "day": pa.date32(), "took": pa.duration("s")}
+    columns = {name: counts(kind, 1, 2, 10**6 * 4, 1001) for name, kind in kinds.items()}
+    columns["took"], columns["at"] = (counts(kinds[n], 1, 2, 3, 2**60) for n in ("took", "at"))
+    nested = pa.StructArray.from_arrays([columns["tod"], columns["day"]], ["tod", "day"])
+    pq.write_table(pa.table({"id": range(4), "x": [0.0] * 4, **columns, "nested": nested}), "in/a.parquet")
+    run(index=index, keep=["id", *columns, "nested"])
+    expected = to_rows(gm.read("out").to_table())
+    assert expected[3]["tod"] == np.timedelta64(1001, "ns") and expected[2]["nested"]["day"] == expected[2]["day"]
+    with gm.lookup("out", key="id") as scores:
+        assert scores.get(3) == expected[3]
+        assert scores.get_many([2, 0, 3]) == [expected[n] for n in (2, 0, 3)]
+    for name in columns:
+        with gm.lookup("out", key=name) as scores:
+            assert scores.get_many([row[name] for row in expected]) == expected, name
+            arrow = columns[name][3]
+            assert scores.get(arrow) == expected[3], name
+    assert main(["lookup", "out", "3", "--key", "id"]) == 0 and '"tod": "1001 nanoseconds"' in capsys.readouterr().out
+    assert gm.prove("out", {"id": 2}, key="id").row == expected[2]
+    for shown in (print_rows, lambda table: of_arrow(table).show(sys.stdout)):
+        shown(gm.read("out").to_table(columns=["day"]))
+        assert str(expected[2]["day"]) in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("form", ["jsonl", "jsonl.zst", "partitioned", "merged", "one file"])

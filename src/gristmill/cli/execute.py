@@ -224,8 +224,10 @@ def print_rows(table: Any) -> None:
     """An Arrow table as JSON lines on stdout."""
     import json
 
-    for batch in table.to_batches(max_chunksize=256):
-        for row in batch.to_pylist():
+    from gristmill.arrow.topython import to_rows
+
+    for first in range(0, table.num_rows, 256):
+        for row in to_rows(table.slice(first, 256)):
             sys.stdout.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
 
 

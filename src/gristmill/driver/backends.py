@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.topython import to_plain
 from gristmill.driver.planning import Resolved
 from gristmill.errors import BadModel
 from gristmill.job.specs import TextSpec, changed
@@ -267,7 +268,7 @@ def worth_comparing(r: Resolved) -> bool:
     speed = CORE_RATE * machine.cores()
     if r.estimated_rows * most * r.info.flops_a_token / speed < wanted:
         return False
-    lengths = [min(most, len(t) / CHARS_A_TOKEN + 2) for t in _sample(r).column(0).to_pylist() if t]
+    lengths = [min(most, len(t) / CHARS_A_TOKEN + 2) for t in to_plain(_sample(r).column(0)) if t]
     mean = float(np.mean(lengths)) if lengths else 0.0
     return r.estimated_rows * mean * r.info.flops_a_token / speed >= wanted
 

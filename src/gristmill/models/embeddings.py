@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.rows import picked
+from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadModel, GristmillError
 from gristmill.job.secret import reveal
 from gristmill.job.specs import TextEmbedder
@@ -62,7 +63,7 @@ def describe(spec: TextEmbedder, schema: pa.Schema | None) -> ModelInfo:
 
 def estimate(spec: TextEmbedder, rows: pa.Table) -> dict[str, float]:
     """See ModelKind."""
-    texts = [text for text in rows[spec.text].to_pylist() if text is not None]
+    texts = [text for text in to_plain(rows[spec.text]) if text is not None]
     found = estimated(spec, [(len(text) + len(spec.prompt or ""), 0) for text in texts])
     return {**found, "requests": max(found["requests"] / INPUTS, found["prompt_tokens"] / TOKENS)}
 

@@ -65,8 +65,10 @@ class Table:
 
 def of_arrow(table: Any, cell_width: int = 60, title: str = "") -> Table:
     """An Arrow table as text: long texts and vectors shortened, numbers aligned right."""
+    from gristmill.arrow.topython import to_plain
+
     names = tuple(clean(name) for name in table.column_names)
-    columns = [[cell(value, cell_width) for value in column.to_pylist()] for column in table.columns]
+    columns = [[cell(value, cell_width) for value in to_plain(column)] for column in table.columns]
     rows = tuple(zip(*columns, strict=True)) if columns else ()
     numbers = frozenset(i for i, f in enumerate(table.schema) if _is_number(str(f.type)))
     return Table(names, rows, numbers, title)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.topython import to_rows
 from gristmill.commit import nights
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
@@ -109,8 +110,7 @@ def row_of(result: Publication, spot: Spot) -> Mapping[str, Any] | None:
         stem = f.name.removesuffix(".npy")
         f = next(v for v in result.live() if v.role == role and v.name.removesuffix(".ids.parquet") == stem)
     rows = reading.dataset_of(result.root, result.files, [f], result.body)
-    found: list[Mapping[str, Any]] = rows.take(pa.array([spot.number])).to_pylist()
-    return found[0]
+    return to_rows(rows.take(pa.array([spot.number])))[0]
 
 
 # ---------------------------------------------------------------- by position

@@ -10,6 +10,7 @@ import numpy as np
 from xxhash import xxh3_128
 
 from gristmill.arrow.rows import picked
+from gristmill.arrow.valuebytes import value_bytes
 from gristmill.sources.contract import Block
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class _Values:
             for name in ("keys", "items") if shape == "map" else ("values",):
                 self._nested(name, getattr(array, name).slice(first, last - first))
         elif shape == "other":
-            for value in array.to_pylist():
-                self._stream("values", repr(value).encode())
+            for value in value_bytes(array).to_pylist():
+                self._stream("values", value)
         return None
 
     def _lengths(self, array: pa.Array, width: int) -> tuple[int, int]:

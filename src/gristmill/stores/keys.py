@@ -20,7 +20,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.casts import Lossy
 from gristmill.arrow.schemas import plain
+from gristmill.arrow.topython import from_plain, to_plain
 from gristmill.errors import BadKey, did_you_mean
 from gristmill.stores.contract import Key
 
@@ -129,13 +131,13 @@ def _column(values: list[Any], name: str, kind: pa.DataType, told: pa.DataType, 
         raise BadKey(f"{shown}: column {name!r} is {kind}, and a key is not: {e}") from None
     if pa.types.is_temporal(held):
         return pa.array(found, pa.int32() if held.bit_width == 32 else pa.int64()).view(held)
-    return pa.array(found, held)
+    return from_plain(found, held) if pa.types.is_nested(held) else pa.array(found, held)
 
 
 def _fitted(value: Any, fit: Callable[[Any], Any]) -> Any:
     """The value as Arrow takes it for the column, None if the column cannot hold it."""
     if isinstance(value, pa.Scalar):
-        value = value.as_py()
+        value = to_plain(pa.array([value], value.type))[0]
     if value is None:
         return None
     if isinstance(value, np.generic) and not isinstance(value, (np.datetime64, np.timedelta64)):
@@ -323,16 +325,28 @@ def _date(kind: pa.DataType) -> Callable[[Any], Any]:
     def fits(value: Any) -> int | None:
         if isinstance(value, str):
             try:
-                value = pa.array([value]).cast(pa.date32())[0].as_py()
-            except (pa.ArrowException, UnicodeError, ValueError, OverflowError):
+                value = np.datetime64(pa.array([value]).cast(pa.date32())[0].value, "D")
+            except (pa.ArrowException, UnicodeError):
                 raise _Other("give a date, as in 2026-01-31") from None
-        if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in ("Y", "M", "W", "D", "generic"):
-            return _ticks(_span(value.astype("M8[D]") - _EPOCH64), tick, bits)
+        units = ("Y", "M", "W", "D", "generic") if bits == 32 else ("Y", "M", "W", "D", "generic", "ms")
+        if isinstance(value, np.datetime64) and np.datetime_data(value.dtype)[0] in units:
+            return _ticks(_since_epoch(value), tick, bits)
         if isinstance(value, (dt.datetime, np.datetime64)) or not isinstance(value, dt.date):
             raise _Other("give a date")
         return _ticks(_span(value - _EPOCH.date()), tick, bits)
 
     return fits
+
+
+def _since_epoch(day: np.datetime64) -> int | None:
+    if np.datetime_data(day.dtype)[0] == "ms":
+        return _span(day.view(day.dtype.str.replace("M8", "m8")))
+    return _span(day.astype("M8[D]") - _EPOCH64)
+
+
+def _in_python(moment: np.datetime64) -> bool:
+    """Whether Python has such a time, with a zone or without; of others, numpy's are in UTC."""
+    return bool(dt.MINYEAR <= moment.astype("M8[Y]").astype(np.int64) + 1970 <= dt.MAXYEAR)
 
 
 def _time(kind: pa.DataType) -> Callable[[Any], Any]:
@@ -344,6 +358,9 @@ def _time(kind: pa.DataType) -> Callable[[Any], Any]:
                 raise _Other("give a time of day, as in 12:30:00")
             hours, minutes, seconds = (int(part or 0) for part in parts.groups()[:3])
             part = int((parts[4] or "0").ljust(9, "0"))
+        elif isinstance(value, np.timedelta64):  # since midnight: what a lookup gives where Python has no such time
+            since = _span(value)
+            return _ticks(since, tick, bits) if since is not None and 0 <= since < _DAY else None
         else:
             if not isinstance(value, dt.time) or value.tzinfo is not None:
                 raise _Other("give a time of day without a zone")
@@ -361,7 +378,7 @@ def _instant(kind: pa.DataType) -> Callable[[Any], Any]:
         if isinstance(value, str):
             return _ticks(_read(value, kind.tz, what), tick)
         if isinstance(value, np.datetime64):
-            if zoned:
+            if zoned and _in_python(value):
                 raise _Other(what)
             coarse = np.datetime_data(value.dtype)[0] in ("Y", "M", "generic")
             value = value.astype("M8[D]") if coarse else value
@@ -403,10 +420,10 @@ def _nested(kind: pa.DataType) -> Callable[[Any], Any]:
 
     def fits(value: Any) -> Any:
         try:
-            held = pa.array([value], kind)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+            held = from_plain([value], kind)
+        except (Lossy, TypeError, ValueError, OverflowError) as e:
             raise _Other(str(e)) from None
-        return value if held[0].as_py() == value else None
+        return value if to_plain(held)[0] == value else None
 
     return fits
 

@@ -5,6 +5,7 @@ back becomes rows as they were delivered.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.casts import Lossy, lossless
+from gristmill.arrow.keys import comparable, has_nan
 from gristmill.arrow.schemas import wider
+from gristmill.arrow.topython import to_plain, to_rows
+from gristmill.arrow.valuebytes import value_bytes
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, did_you_mean
 from gristmill.job.delivery import STORES, Delivery, place_of
@@ -148,14 +152,23 @@ def restored(
     there = list(zip(*map(_told_apart, own), strict=True))
     if mark is not None:
         found = delivered(found, mark)
-    return by_key(found.to_pylist(), names, list(zip(*wanted, strict=True)), shown, there, way_out)
+    rows = dict(zip(there, to_rows(found), strict=True))
+    several = {key for key, times in Counter(there).items() if times > 1}
+    asked_for = list(zip(*wanted, strict=True))
+    for place, key in enumerate(asked_for if several else ()):
+        if key in several and None not in key:
+            raise repeated(shown, names, [to_plain(keys.column(n).slice(place, 1))[0] for n in names], way_out)
+    return [None if None in key else rows.get(key) for key in asked_for]
 
 
 def _told_apart(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a key column; Python's times have no nanoseconds."""
-    if pa.types.is_temporal(column.type) and getattr(column.type, "unit", "") == "ns":
-        column = column.cast(pa.int64())
-    return list(column.to_pylist())
+    """The values of a key column as bytes, which are equal if these are; None for null, and for NaN."""
+    told: list[Any] = []
+    for chunk in column.chunks:
+        nan, made = has_nan(chunk), value_bytes(comparable(chunk))
+        there = chunk.is_valid() if nan is None else pc.and_not(chunk.is_valid(), nan.fill_null(False))
+        told += pc.if_else(there, made, pa.scalar(None, made.type)).to_pylist()
+    return told
 
 
 def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -163,28 +176,6 @@ def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
     kind = bare(column.type)
     return column if column.type == kind else column.cast(kind)
-
-
-def by_key(
-    rows: Sequence[Row],
-    names: Sequence[str],
-    keys: Sequence[tuple[Any, ...]],
-    shown: str,
-    of: Sequence[tuple[Any, ...]] | None = None,
-    way_out: str = OF_TABLE,
-) -> list[Row | None]:
-    """For each key the row that has it; `of` are the rows' own keys. Raises BadSource, as `restored` does."""
-    there: dict[tuple[Any, ...], Row] = {}
-    twice: set[tuple[Any, ...]] = set()
-    for row, key in zip(rows, of or [tuple(row[n] for n in names) for row in rows], strict=True):
-        if key in there:
-            twice.add(key)
-        there[key] = row
-    keys = [key if None not in key else () for key in keys]  # no row has such a key
-    for key in keys if twice else ():
-        if key in twice:
-            raise repeated(shown, names, key, way_out)
-    return [there.get(key) for key in keys]
 
 
 def repeated(shown: str, names: Sequence[str], key: Sequence[Any], way_out: str = OF_TABLE) -> BadSource:

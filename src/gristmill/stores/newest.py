@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from gristmill.arrow.keys import comparable, comparable_type, has_nan
 from gristmill.arrow.rows import picked
 from gristmill.arrow.spilling import spilling
+from gristmill.arrow.topython import to_plain
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
 from gristmill.commit.nights import ages
@@ -152,10 +153,7 @@ def _rows_at(rows: ds.Dataset, key: Sequence[str], places: Sequence[int]) -> pa.
 
 def key_text(value: pa.Scalar) -> str:
     """A key's value as people read it."""
-    try:
-        return repr(value.as_py())
-    except ValueError:  # Python's times have microseconds
-        return f"{value.type} {value.value}"
+    return repr(to_plain(pa.array([value], value.type))[0])
 
 
 def _masks(connection: Any, heads: Sequence[str], files: Sequence[Live]) -> dict[str, np.ndarray]:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.casts import entries, is_list
 from gristmill.arrow.schemas import is_string, plain, unwritable
+from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema, encode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.process.extras import require
@@ -215,7 +216,7 @@ _STEP = _steps()
 
 
 def unpacking(schema: pa.Schema) -> Callable[[Sequence[bytes | None]], list[dict[str, Any] | None]]:
-    """A function that gives rows as they were packed, as Arrow's `to_pylist` gives them; None stays None."""
+    """A function that gives rows as they were packed, with values as `to_plain` gives them; None stays None."""
     load = require("msgpack", "lmdb", "a key-value store").unpackb
     kinds = [(f.name, restore) for f in schema if (restore := _restoring(f.type)) is not None]
 
@@ -381,6 +382,6 @@ def _record(row: dict[str, Any], inside: Sequence[tuple[str, Callable[[Any], Any
 
 def _scalar(value: Any, kind: pa.DataType) -> Any:
     if pa.types.is_duration(kind):
-        return pa.scalar(value, pa.int64()).cast(kind).as_py()
+        return to_plain(pa.array([value], pa.int64()).cast(kind))[0]
     text = value if pa.types.is_decimal(kind) else f'"{value}"'
-    return from_json(pa.array([text]), kind)[0].as_py()
+    return to_plain(from_json(pa.array([text]), kind))[0]

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadKey, BadSource
 from gristmill.process.extras import require
@@ -554,10 +555,10 @@ def _base(kind: str) -> str:
 
 def _given(values: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
     """Values of a key column as the client takes them."""
-    found = values.to_pylist()
+    found = to_plain(values)
     if isinstance(kind, pa.UuidType):
         return [None if value is None else uuid.UUID(bytes=value) for value in found]
-    return list(found)
+    return found
 
 
 def _read_as(kind: str) -> str:
@@ -573,12 +574,12 @@ def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[
         return values
     bare, t = plain(kind), pa.types
     if t.is_nested(bare) and any(isinstance(v, str) for v in values):
-        return list(from_json(pa.array(values, pa.string()), bare).to_pylist())
+        return to_plain(from_json(pa.array(values, pa.string()), bare))
     if t.is_integer(bare) and _base(column) == "numeric":
         return [int(v) if v is not None and v == v.to_integral_value() else v for v in values]
     if (held := _values_of(column)) is None:
-        return values if t.is_null(bare) else list(pa.array(values, bare).to_pylist())
-    return list(as_delivered(pa.chunked_array([pa.array(values, held)]), bare).to_pylist())
+        return values if t.is_null(bare) else to_plain(pa.array(values, bare))
+    return to_plain(as_delivered(pa.chunked_array([pa.array(values, held)]), bare))
 
 
 def _values_of(column: str) -> pa.DataType | None:

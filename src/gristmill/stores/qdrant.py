@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
+from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.process.extras import require
@@ -596,5 +597,5 @@ def _restored(value: Any, kind: pa.DataType) -> Any:
     if t.is_fixed_size_binary(kind):
         kind = pa.binary()  # of any length, as an earlier delivery may have had them
     if t.is_decimal(kind):
-        return pa.array([value], pa.string()).cast(kind)[0].as_py()
-    return from_json(pa.array([json.dumps(value)], pa.string()), kind)[0].as_py()
+        return to_plain(pa.array([value], pa.string()).cast(kind))[0]
+    return to_plain(from_json(pa.array([json.dumps(value)], pa.string()), kind))[0]

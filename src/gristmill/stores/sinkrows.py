@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.rows import picked
+from gristmill.arrow.topython import to_rows
 from gristmill.commit import publication
 from gristmill.commit.documents import Live
 from gristmill.commit.publication import SUCCESS, Publication
@@ -222,14 +224,14 @@ class Result:
         numbers = numbers.astype(np.int64)
         if len(numbers) == 1:
             block = self._block(int(numbers[0]))
-            return list(self._read(block).slice(int(numbers[0]) - block.first, 1).to_pylist())
+            return to_rows(self._read(block).slice(int(numbers[0]) - block.first, 1))
         order = np.argsort(numbers)
         found: list[Row] = []
         while len(found) < len(order):
             block = self._block(int(numbers[order[len(found)]]))
             rows = self._read(block)
             upto = np.searchsorted(numbers, block.first + rows.num_rows, sorter=order)
-            found += rows.take(pa.array(numbers[order[len(found) : upto]] - block.first)).to_pylist()
+            found += to_rows(picked(rows, numbers[order[len(found) : upto]] - block.first))
         out: list[Any] = [None] * len(found)
         for place, row in zip(order.tolist(), found, strict=True):
             out[place] = row

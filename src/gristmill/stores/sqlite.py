@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.job.uris import in_uri
@@ -409,7 +410,7 @@ class There:
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Rows as they were delivered."""
-        made = {n: c.to_pylist() if isinstance(c, pa.Array) else c for n, c in self.columns(found).items()}
+        made = {n: to_plain(c) if isinstance(c, pa.Array) else c for n, c in self.columns(found).items()}
         return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
     def batches(self, transaction: Transaction) -> Iterator[pa.RecordBatch]:
@@ -482,7 +483,7 @@ class FileReader:
         sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(same)} LIMIT 2"
         each = [list(transaction.run(sql, *key)) for key in zip(*columns, strict=True)]
         if (twice := next((place for place, rows in enumerate(each) if len(rows) > 1), None)) is not None:
-            raise repeated(shown, list(wanted), [column[twice].as_py() for column in asked_for.columns])
+            raise repeated(shown, list(wanted), [to_plain(column.slice(twice, 1))[0] for column in asked_for.columns])
         found = iter(there.rows([row for rows in each for row in rows]))
         return [next(found) if rows else None for rows in each]
 

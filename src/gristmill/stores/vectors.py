@@ -9,7 +9,9 @@ from typing import Any, get_args
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.rows import picked
 from gristmill.arrow.schemas import plain
+from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.stores.contract import Load, Metric, Near, Row, Search
 
@@ -162,7 +164,7 @@ def nearest_of_all(batches: Iterable[pa.RecordBatch], column: str, search: Searc
             new = np.unique(rows[rows >= start])
             there = set(rows.ravel().tolist())
             kept = [(n, row) for n, row in kept if n in there]
-            kept += zip(new.tolist(), piece.take(pa.array(new - start)).to_pylist(), strict=True)
+            kept += zip(new.tolist(), to_rows(picked(pa.Table.from_batches([piece]), new - start)), strict=True)
         start += len(valid)
     by_number = dict(kept)
     each = [[(by_number[n], d) for n, d in zip(*pair, strict=True) if n >= 0]
