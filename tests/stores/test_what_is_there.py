@@ -13,7 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.files.disk import LOCAL
 from gristmill.files.document import seal, unseal
+from gristmill.stores.contract import Mark
+from gristmill.stores.delivery import opened
+from gristmill.stores.results import identity
 
 ROWS = 10
 CLAIMS = Path("out/_gristmill/generations")
@@ -32,10 +36,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(*deliver: gm.Delivery, times: int = 2, sink: str = "out") -> gm.Job:
+def job(*deliver: gm.Delivery, times: int = 2, sink: str = "out", **options: Any) -> gm.Job:
     """The rows, here."""
     model = gm.model(doubled, times=times, returns={"y": "int64"})
-    return gm.Job("rows.parquet", model, gm.sink(sink, keep="id"), workers=0, deliver=list(deliver))
+    return gm.Job("rows.parquet", model, gm.sink(sink, keep="id"), workers=0, deliver=list(deliver), **options)
 
 
 def count(file: str, table: str = "scores") -> int:
@@ -190,3 +194,97 @@ def test_appending_what_was_brought_by_replace_is_told() -> None:
     assert verdict.ok and "(with mode replace; the job's mode append is for later generations)" in verdict.lines[-1]
     assert made.run(restart=True).notes == () and count("s.sqlite") == 2 * ROWS
     assert gm.verify(made).lines[-1].endswith("10 rows of generation 2, as delivered")
+
+
+def mark_of(made: gm.Job) -> Mark | None:
+    """What the store says of the sink's rows."""
+    with closing(opened(made.spec.deliver[0])) as store:
+        return store.live(identity("out", LOCAL).name)
+
+
+@pytest.mark.parametrize("to", ["sqlite://s.sqlite#scores", "lmdb://s.lmdb"])
+def test_the_same_result_with_another_option(to: str) -> None:
+    """`delete`, when its rows are there already: the others go; once is enough."""
+    job(gm.to(to, mode="upsert", key="id")).run()
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    job(gm.to(to, mode="upsert", key="id")).run(restart=True)
+    made = job(gm.to(to, mode="upsert", key="id", delete=True))
+    with gm.lookup(to) as lookup:
+        assert lookup.get(7) is not None
+        (first,) = made.run().deliveries
+        assert lookup.get_many([1, 2, 7]) == [{"id": 1, "y": 2}, {"id": 2, "y": 4}, None]
+    mark = mark_of(made)
+    for again in (made, job(gm.to(to, mode="upsert", key="id"))):
+        report = again.run()
+        assert report.deliveries[0].at == first.at and report.notes == () and gm.verify(again).ok
+    assert mark_of(made) == mark
+
+
+def indices(file: str) -> list[str]:
+    """The columns of the table's indices."""
+    with closing(sqlite3.connect(file)) as db:
+        names = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'scores'").fetchall()
+        return [row[2] for (name,) in names for row in db.execute(f'PRAGMA index_info("{name}")')]
+
+
+def test_the_same_result_with_another_index() -> None:
+    """It is built, whichever way it is asked for; what is appended has it from the next rows on, which is told."""
+    job(gm.to("sqlite://s.sqlite#scores")).run()
+    assert indices("s.sqlite") == []
+    gm.deliver("out", "sqlite://s.sqlite#scores", index={"y": "btree"})
+    assert indices("s.sqlite") == ["y"]
+    made = job(gm.to("sqlite://s.sqlite#scores", index={"y": "btree"}))
+    before = made.run().deliveries
+    assert made.run().deliveries == before
+    job(gm.to("sqlite://appended.sqlite#scores", mode="append")).run()
+    made = job(gm.to("sqlite://appended.sqlite#scores", mode="append", index={"y": "btree"}))
+    with pytest.warns(gm.GristmillWarning, match="no index is built now"):
+        made.run()
+    assert count("appended.sqlite") == ROWS
+    assert made.run(restart=True).notes == () and indices("appended.sqlite") == ["y"]
+
+
+def test_another_metric_of_the_same_vectors() -> None:
+    """The index is made anew."""
+    pytest.importorskip("usearch")
+    pq.write_table(pa.table({"id": [1, 2], "v": pa.array([[1, 0], [0, 1]], pa.list_(pa.float32(), 2))}), "rows.parquet")
+    gm.Job("rows.parquet", gm.model(doubled, returns={"y": "int64"}), gm.sink("out", keep=["id", "v"]), workers=0).run()
+    for metric in ("cosine", "l2"):
+        gm.deliver("out", "usearch://s.usearch", key="id", index={"v": {"metric": metric}})
+        with gm.lookup("usearch://s.usearch") as lookup:
+            assert lookup.nearest([1.0, 0.0], 1).metric == metric
+
+
+@pytest.mark.parametrize("gone", [1, ROWS])
+def test_rows_that_others_take_out_between_two_updates(gone: int) -> None:
+    """What did not change is missing, too: all of the result is brought, which is told."""
+
+    def update(changed: int) -> gm.Report:
+        pq.write_table(pa.table({"id": [changed, *range(1, ROWS)]}), "rows.parquet")
+        return job(gm.to("sqlite://s.sqlite#scores", mode="upsert", key="id"), update={"key": ["id"]}).run()
+
+    update(0)
+    with closing(sqlite3.connect("s.sqlite")) as db, db:
+        db.execute("DELETE FROM scores WHERE id > 9 - ?", [gone])
+    report = update(77)
+    assert any(f"holds {ROWS - gone} rows, but 10 were delivered" in note for note in report.notes)
+    with gm.lookup("sqlite://s.sqlite#scores") as lookup:
+        assert None not in lookup.get_many([77, *range(1, ROWS)])
+    assert gm.verify("out").ok and update(78).notes == ()
+
+
+def test_rows_that_others_take_out_between_two_appends() -> None:
+    """By key, of several generations: fewer rows than one of them has are told."""
+    Path("in").mkdir()
+    os.rename("rows.parquet", "in/a.parquet")
+    model = gm.model(doubled, returns={"y": "int64"})
+    to = gm.to("sqlite://s.sqlite#scores", mode="upsert", key="id")
+    made = gm.Job("in", model, gm.sink("out", keep="id"), workers=0, deliver=to)
+    made.run()
+    with closing(sqlite3.connect("s.sqlite")) as db, db:
+        db.execute("DELETE FROM scores")
+    pq.write_table(pa.table({"id": [100, 101]}), "in/b.parquet")
+    report = made.run(append=True)
+    assert any("holds 2 rows, and the result has 10 or more: others have taken rows out" in n for n in report.notes)
+    gm.deliver("out", to)
+    assert count("s.sqlite") == ROWS + 2 and gm.verify(made).ok

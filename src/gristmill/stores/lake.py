@@ -235,7 +235,7 @@ class Lake:
         with self._alone():
             for _ in range(ATTEMPTS):
                 now = self._form.now()
-                if is_there(_live(now, load.mark.sink), load.mark, self._place.shown):
+                if is_there(_live(now, load.mark.sink), load, self._place.shown):
                     return
                 others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
                 files = self._files(staging := self._staging(now, load))

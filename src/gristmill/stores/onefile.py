@@ -126,7 +126,7 @@ class OneFile:
     def publish(self, load: Load) -> None:
         self._gate.hold()  # of two deliverers, the second looks after the first has renamed
         try:
-            if not is_there(self.live(load.mark.sink), load.mark, self._place.shown):
+            if not is_there(self.live(load.mark.sink), load, self._place.shown):
                 self._replace(load)
         finally:
             self._gate.release()
