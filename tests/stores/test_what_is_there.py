@@ -149,6 +149,33 @@ def test_a_path_with_marks_of_addresses(name: str, folder: Path) -> None:
         assert read.run().rows_ok == ROWS
 
 
+@pytest.mark.parametrize("name", [*EMBEDDED, "usearch", "faiss"])
+def test_a_path_that_is_a_link(name: str, folder: Path) -> None:
+    """It stays one: what it leads to is the store, by either name."""
+    pq.write_table(pa.table({"id": [1, 2], "v": pa.array([[1, 0], [0, 1]], pa.list_(pa.float32(), 2))}), "rows.parquet")
+    (folder / "data").mkdir()
+    (folder / "links").mkdir()
+    file, _, table = EMBEDDED.get(name, f"s.{name}").partition("#")
+    at, link = (f"{name}://{place}/{file}{'#' * bool(table)}{table}" for place in ("data", "links"))
+    for times, to in ((2, at), (3, link), (4, at), (5, link)):
+        model = gm.model(doubled, times=times, returns={"y": "int64"})
+        made = gm.to(to, key="id", mode="upsert")
+        gm.Job("rows.parquet", model, gm.sink("out", keep=["id", "v"]), workers=0, deliver=made).run(restart=True)
+        if times == 2:
+            (folder / "links" / file).symlink_to(folder / "data" / file)
+        for seen in (at, link):
+            with gm.lookup(gm.to(seen, key="id")) as lookup:
+                assert lookup.get(2)["y"] == 2 * times  # type: ignore[index]
+    assert (folder / "links" / file).is_symlink() and [p.name for p in (folder / "links").iterdir()] == [file]
+
+
+def test_a_link_that_leads_nowhere(folder: Path) -> None:
+    """To a folder that is not there: told before anything is scored."""
+    (folder / "s.lmdb").symlink_to(folder / "no" / "s.lmdb")
+    with pytest.raises(gm.BadJob, match=r"there is no folder .*/no"):
+        job(gm.to("lmdb://s.lmdb", key="id")).run()
+
+
 @pytest.mark.parametrize(("to", "told"), [("duckdb://a%3Fb#t", "has a [?] in it"), ("delta://a%2541", "has a %")])
 def test_a_path_that_its_library_does_not_find(to: str, told: str) -> None:
     """Is refused before anything is scored."""

@@ -9,6 +9,7 @@ delivers asks `live` first, then `staged`, and does only what is missing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -313,6 +314,17 @@ def refuse_gone(load: Load, staged: Iterable[int], shown: str) -> None:
     """
     if sum(staged) != load.mark.rows:
         raise RunFailed(f"{shown}: what was staged is not there any more: run again")
+
+
+@contextlib.contextmanager
+def in_staging(shown: str) -> Iterator[None]:
+    """While a file of a staging place is made. Raises Overtaken if that is taken away meanwhile, as it is when another
+    deliverer has published what is in it.
+    """
+    try:
+        yield
+    except FileNotFoundError as e:
+        raise Overtaken(f"{shown}: what was being staged is not there any more: run again") from e
 
 
 def same_but_for_capitals(names: Iterable[str], store: str, fold: Callable[[str], str] = str.lower) -> str | None:
