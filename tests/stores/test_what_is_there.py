@@ -15,6 +15,7 @@ import pytest
 import gristmill as gm
 from gristmill.files.disk import LOCAL
 from gristmill.files.document import seal, unseal
+from gristmill.job.delivery import same_table
 from gristmill.stores.contract import Mark
 from gristmill.stores.delivery import opened
 from gristmill.stores.results import identity
@@ -174,6 +175,48 @@ def test_a_link_that_leads_nowhere(folder: Path) -> None:
     (folder / "s.lmdb").symlink_to(folder / "no" / "s.lmdb")
     with pytest.raises(gm.BadJob, match=r"there is no folder .*/no"):
         job(gm.to("lmdb://s.lmdb", key="id")).run()
+
+
+@pytest.mark.parametrize(("read", "to"), [
+    ("sqlite://s.sqlite#scores", "sqlite://./s.sqlite#Scores"),
+    ("duckdb://s.duckdb#scores", "duckdb://s.duckdb#main.scores"),
+    ("lake", "delta://lake"),
+    ("lance://lance#scores", "lance://lance#scores"),
+])  # fmt: skip
+def test_the_table_that_the_job_reads(read: str, to: str) -> None:
+    """Is not replaced by the result, which may lack rows and columns of it: refused, in a plan as well."""
+    store = to.partition("://")[0]
+    job(gm.to(read if "://" in read else to, key="id"), sink="before").run()
+
+    def made(**options: Any) -> gm.Job:
+        model = gm.model(doubled, times=3, returns={"y": "int64"})
+        return gm.Job(read, model, gm.sink("out", keep="id"), workers=0, deliver=[gm.to(to, key="id", **options)])
+
+    told = "is the table that the job reads, and {} would leave only .* use mode='upsert' with its key"
+    for options, how in (({}, "mode replace"), ({"mode": "upsert", "delete": True}, "delete")):
+        with pytest.raises(gm.BadJob, match=told.format(how)):
+            made(**options).run()
+        assert any("is the table that the job reads" in line for line in str(made(**options).plan()).splitlines())
+        assert not Path("out/_SUCCESS").exists()
+    made(mode="upsert").run()
+    with gm.lookup(to) as lookup:
+        assert lookup.get(3) == {"id": 3, "y": 9} and lookup.get(ROWS - 1) == {"id": ROWS - 1, "y": 3 * (ROWS - 1)}
+    if store in ("sqlite", "duckdb"):  # another table there is none of its business
+        gm.Job(read, made().spec.model, gm.sink("other", keep="id"), workers=0, deliver=f"{read}_too").run()
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ("postgresql://u:p@DB/shop#scores", "postgres://db:5432/shop#public.scores", True),
+    ("postgresql://localhost/shop#scores", "postgresql://127.0.0.1/shop?sslmode=disable#scores", True),
+    ("postgresql:///shop?host=/run/a#scores", "postgresql:///shop?host=/run/b#scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db/other#scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db/shop#own.scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db:5433/shop#scores", False),
+    ("duckdb://s.db#scores", "sqlite://s.db#scores", False),
+])  # fmt: skip
+def test_whether_two_addresses_are_one_table(one: str, other: str, same: bool) -> None:
+    """As far as they tell."""
+    assert same_table(gm.to(one).place, gm.to(other).place) is same
 
 
 @pytest.mark.parametrize(("to", "told"), [("duckdb://a%3Fb#t", "has a [?] in it"), ("delta://a%2541", "has a %")])

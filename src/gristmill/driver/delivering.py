@@ -23,7 +23,9 @@ from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, BadSource, CorruptStore, GristmillError, Interrupted, RunFailed, SinkBusy
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
-from gristmill.job.delivery import Delivery
+from gristmill.job import snapshots
+from gristmill.job.delivery import Delivery, same_table
+from gristmill.job.job import HELD, Source
 from gristmill.observe import units
 from gristmill.observe.events import Loaded, Observer, Progress, Silent
 from gristmill.observe.report import Report
@@ -38,10 +40,29 @@ ASKED = "deliver.json"
 
 
 def reached(c: Command) -> None:
-    """Before anything is scored, see that each store can be opened, or is busy. Raises BadJob, MissingExtra."""
+    """Before anything is scored, see that each store can be opened, or is busy, and that no delivery takes away what
+    the job reads. Raises BadJob, MissingExtra.
+    """
     for delivery in () if c.stream else c.spec.deliver:
+        if (why := _takes_away(delivery, c.spec.source)) is not None:
+            raise BadJob(why)
         with _before(c.log):
             deliveries.opened(delivery).close()
+
+
+def _takes_away(delivery: Delivery, source: Source) -> str | None:
+    """Why a delivery would leave nothing of what its job reads, and the way out; None if it does not."""
+    if delivery.mode != "replace" and not delivery.delete:
+        return None
+    if source.data is not None or source.uri[0].startswith(HELD) or not snapshots.is_snapshot(source):
+        return None
+    if not any(same_table(asked.place, delivery.place) for asked in snapshots.wanted(source) if asked.query is None):
+        return None
+    how = "mode replace" if delivery.mode == "replace" else "delete"
+    return (
+        f"deliver {delivery.shown}: is the table that the job reads, and {how} would leave only the rows and columns "
+        "of the result there: use mode='upsert' with its key (and evolve=True for new columns), or another table"
+    )
 
 
 def fitting(at: Chosen, about: PlanDocument) -> None:
@@ -105,14 +126,21 @@ class Foreseen:
 
 
 def foreseen(
-    wanted: Sequence[Delivery], generation: Generation, members: tuple[int, ...], about: Described | None
+    wanted: Sequence[Delivery],
+    source: Source,
+    generation: Generation,
+    members: tuple[int, ...],
+    about: Described | None,
 ) -> list[Foreseen]:
-    """What each delivery would find. `about` describes the rows that a `generation` would have; None if that is not
-    known before it runs. Nothing is changed.
+    """What each delivery of rows of a source would find. `about` describes those that a `generation` would have; None if
+    that is not known before it runs. Nothing is changed.
     """
     out: list[Foreseen] = []
     for delivery in wanted:
         found = Foreseen(delivery.shown, delivery.mode)
+        if (why := _takes_away(delivery, source)) is not None:
+            out.append(replace(found, problem=why, before=True))
+            continue
         try:
             store = deliveries.opened(delivery)
         except GristmillError as e:
