@@ -132,8 +132,8 @@ def foreseen(
     members: tuple[int, ...],
     about: Described | None,
 ) -> list[Foreseen]:
-    """What each delivery of rows of a source would find. `about` describes those that a `generation` would have; None if
-    that is not known before it runs. Nothing is changed.
+    """What each delivery of rows of a source would find. `about` describes those that a `generation` would have; None
+    if that is not known before it runs. Nothing is changed.
     """
     out: list[Foreseen] = []
     for delivery in wanted:
