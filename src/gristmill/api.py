@@ -507,11 +507,17 @@ def verify(sink: Any, storage: Mapping[str, Any] | None = None, *, deep: bool = 
 
 @named("deliver", DeliveryOptions)
 def deliver(
-    sink: Any, to: Any, *, storage: Mapping[str, Any] | None = None, **options: Unpack[DeliveryOptions]
+    sink: Any,
+    to: Any,
+    *,
+    take_over: bool = False,
+    storage: Mapping[str, Any] | None = None,
+    **options: Unpack[DeliveryOptions],
 ) -> Delivered:
     """Bring what a sink has published to a store, in one step for its readers; nothing is scored. If the store has it
     already, nothing happens. `sink` and `storage` are as in `read`; `to` is an address or `gm.to(…)`, and the options
-    are those of `gm.to`.
+    are those of `gm.to`. If the store has a later result of a copy of the sink, as after one of the two was restored
+    from a backup, `take_over=True` brings this one nevertheless.
 
     Returns the receipt: .to, .mode, .rows, .generation. Raises BadJob for a store that cannot be reached or does not
     fit, BadSource if nothing is published, SinkBusy if a run is at work, RunFailed.
@@ -524,7 +530,7 @@ def deliver(
         raise BadJob(f"deliver: {next(iter(options))}= goes into gm.to(…), which is given")
     wanted = as_deliveries([delivery_to(to, **options) if options else to])
     root, files = _place(sink, storage, BadSource)
-    return delivered(root, files, _name_of(sink), wanted, _told, _watching(bar=True))[0]
+    return delivered(root, files, _name_of(sink), wanted, _told, _watching(bar=True), take_over)[0]
 
 
 def _told(text: str) -> None:

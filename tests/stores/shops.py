@@ -401,3 +401,4 @@ SHOPS: dict[str, Callable[[str, Path], Any]] = {
     "spark": spark,
 }
 SLOW = ("spark",)  # stores that take seconds to answer, and leave processes until this one ends
+KILLS = {"qdrant": 12}  # at most, of a store whose client, in its local mode, takes seconds for a delivery

@@ -563,7 +563,7 @@ def test_killed_at_any_step(shop: Shop, first: str, nights: Path, apart: Apart, 
     """Readers see the old rows or the new ones, complete; the next command finishes, and one more changes nothing."""
     address, how = shop.address("scores"), {"key": "id", "mode": mode}
     old, new = wanted(range(ROWS)), wanted(range(ROWS), 2)
-    kills = max(2, kills // 5) if shop.name in shops.SLOW else kills
+    kills = max(2, kills // 5) if shop.name in shops.SLOW else min(kills, shops.KILLS.get(shop.name, kills))
 
     def begin() -> None:
         shutil.rmtree(first)

@@ -179,6 +179,38 @@ def callers() -> list[str]:
     return names
 
 
+@pytest.mark.parametrize("name", ["delta", "lance"])
+def test_a_folder_that_becomes_a_table_is_not_somebody_elses(
+    name: str, out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another sink makes it between two looks at it, or is in the middle of that; what is not ours is refused still."""
+    with shops.SHOPS[name]("", tmp_path) as shop:
+        address = shop.address("scores")
+        if name == "delta":
+            from gristmill.stores import delta
+
+            names = delta._names
+
+            def late(path: str) -> list[str]:
+                monkeypatch.setattr(delta, "_names", names)
+                gm.deliver(out, address)
+                return names(path)
+
+            monkeypatch.setattr(delta, "_names", late)
+        else:
+            (tmp_path / "lancedb" / "scores.lance" / "_transactions").mkdir(parents=True)
+        shutil.copytree(out, f"{out}2")
+        gm.deliver(f"{out}2", address)
+        assert shop.seen("scores") == wanted(range(ROWS))
+        folder = Path(gm.to(address).place.path)
+        shutil.rmtree(folder)
+        notes = folder / ("notes.txt" if name == "delta" else "scores.lance/notes.txt")
+        notes.parent.mkdir(parents=True)
+        notes.write_text("of somebody else")
+        with pytest.raises(gm.BadJob, match="other files in it, and"):
+            gm.deliver(out, address)
+
+
 def test_what_was_staged_and_never_published_goes(shop: shops.Shop, out: str, tmp_path: Path) -> None:
     """With the next delivery; the files of earlier results stay, for those who still read them."""
     made = gm.to(shop.address("scores"), key="id")

@@ -13,7 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.files.disk import LOCAL
 from gristmill.files.document import seal, unseal
+from gristmill.job.delivery import same_table
+from gristmill.stores.contract import Mark
+from gristmill.stores.delivery import opened
+from gristmill.stores.results import identity
 
 ROWS = 10
 CLAIMS = Path("out/_gristmill/generations")
@@ -32,10 +37,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job(*deliver: gm.Delivery, times: int = 2, sink: str = "out") -> gm.Job:
+def job(*deliver: gm.Delivery, times: int = 2, sink: str = "out", **options: Any) -> gm.Job:
     """The rows, here."""
     model = gm.model(doubled, times=times, returns={"y": "int64"})
-    return gm.Job("rows.parquet", model, gm.sink(sink, keep="id"), workers=0, deliver=list(deliver))
+    return gm.Job("rows.parquet", model, gm.sink(sink, keep="id"), workers=0, deliver=list(deliver), **options)
 
 
 def count(file: str, table: str = "scores") -> int:
@@ -146,6 +151,75 @@ def test_a_path_with_marks_of_addresses(name: str, folder: Path) -> None:
         assert read.run().rows_ok == ROWS
 
 
+@pytest.mark.parametrize("name", [*EMBEDDED, "usearch", "faiss"])
+def test_a_path_that_is_a_link(name: str, folder: Path) -> None:
+    """It stays one: what it leads to is the store, by either name."""
+    pq.write_table(pa.table({"id": [1, 2], "v": pa.array([[1, 0], [0, 1]], pa.list_(pa.float32(), 2))}), "rows.parquet")
+    (folder / "data").mkdir()
+    (folder / "links").mkdir()
+    file, _, table = EMBEDDED.get(name, f"s.{name}").partition("#")
+    at, link = (f"{name}://{place}/{file}{'#' * bool(table)}{table}" for place in ("data", "links"))
+    for times, to in ((2, at), (3, link), (4, at), (5, link)):
+        model = gm.model(doubled, times=times, returns={"y": "int64"})
+        made = gm.to(to, key="id", mode="upsert")
+        gm.Job("rows.parquet", model, gm.sink("out", keep=["id", "v"]), workers=0, deliver=made).run(restart=True)
+        if times == 2:
+            (folder / "links" / file).symlink_to(folder / "data" / file)
+        for seen in (at, link):
+            with gm.lookup(gm.to(seen, key="id")) as lookup:
+                assert lookup.get(2)["y"] == 2 * times  # type: ignore[index]
+    assert (folder / "links" / file).is_symlink() and [p.name for p in (folder / "links").iterdir()] == [file]
+
+
+def test_a_link_that_leads_nowhere(folder: Path) -> None:
+    """To a folder that is not there: told before anything is scored."""
+    (folder / "s.lmdb").symlink_to(folder / "no" / "s.lmdb")
+    with pytest.raises(gm.BadJob, match=r"there is no folder .*/no"):
+        job(gm.to("lmdb://s.lmdb", key="id")).run()
+
+
+@pytest.mark.parametrize(("read", "to"), [
+    ("sqlite://s.sqlite#scores", "sqlite://./s.sqlite#Scores"),
+    ("duckdb://s.duckdb#scores", "duckdb://s.duckdb#main.scores"),
+    ("lake", "delta://lake"),
+    ("lance://lance#scores", "lance://lance#scores"),
+])  # fmt: skip
+def test_the_table_that_the_job_reads(read: str, to: str) -> None:
+    """Is not replaced by the result, which may lack rows and columns of it: refused, in a plan as well."""
+    store = to.partition("://")[0]
+    job(gm.to(read if "://" in read else to, key="id"), sink="before").run()
+
+    def made(**options: Any) -> gm.Job:
+        model = gm.model(doubled, times=3, returns={"y": "int64"})
+        return gm.Job(read, model, gm.sink("out", keep="id"), workers=0, deliver=[gm.to(to, key="id", **options)])
+
+    told = "is the table that the job reads, and {} would leave only .* use mode='upsert' with its key"
+    for options, how in (({}, "mode replace"), ({"mode": "upsert", "delete": True}, "delete")):
+        with pytest.raises(gm.BadJob, match=told.format(how)):
+            made(**options).run()
+        assert any("is the table that the job reads" in line for line in str(made(**options).plan()).splitlines())
+        assert not Path("out/_SUCCESS").exists()
+    made(mode="upsert").run()
+    with gm.lookup(to) as lookup:
+        assert lookup.get(3) == {"id": 3, "y": 9} and lookup.get(ROWS - 1) == {"id": ROWS - 1, "y": 3 * (ROWS - 1)}
+    if store in ("sqlite", "duckdb"):  # another table there is none of its business
+        gm.Job(read, made().spec.model, gm.sink("other", keep="id"), workers=0, deliver=f"{read}_too").run()
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ("postgresql://u:p@DB/shop#scores", "postgres://db:5432/shop#public.scores", True),
+    ("postgresql://localhost/shop#scores", "postgresql://127.0.0.1/shop?sslmode=disable#scores", True),
+    ("postgresql:///shop?host=/run/a#scores", "postgresql:///shop?host=/run/b#scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db/other#scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db/shop#own.scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db:5433/shop#scores", False),
+    ("duckdb://s.db#scores", "sqlite://s.db#scores", False),
+])  # fmt: skip
+def test_whether_two_addresses_are_one_table(one: str, other: str, same: bool) -> None:
+    """As far as they tell."""
+    assert same_table(gm.to(one).place, gm.to(other).place) is same
+
+
 @pytest.mark.parametrize(("to", "told"), [("duckdb://a%3Fb#t", "has a [?] in it"), ("delta://a%2541", "has a %")])
 def test_a_path_that_its_library_does_not_find(to: str, told: str) -> None:
     """Is refused before anything is scored."""
@@ -191,3 +265,97 @@ def test_appending_what_was_brought_by_replace_is_told() -> None:
     assert verdict.ok and "(with mode replace; the job's mode append is for later generations)" in verdict.lines[-1]
     assert made.run(restart=True).notes == () and count("s.sqlite") == 2 * ROWS
     assert gm.verify(made).lines[-1].endswith("10 rows of generation 2, as delivered")
+
+
+def mark_of(made: gm.Job) -> Mark | None:
+    """What the store says of the sink's rows."""
+    with closing(opened(made.spec.deliver[0])) as store:
+        return store.live(identity("out", LOCAL).name)
+
+
+@pytest.mark.parametrize("to", ["sqlite://s.sqlite#scores", "lmdb://s.lmdb"])
+def test_the_same_result_with_another_option(to: str) -> None:
+    """`delete`, when its rows are there already: the others go; once is enough."""
+    job(gm.to(to, mode="upsert", key="id")).run()
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    job(gm.to(to, mode="upsert", key="id")).run(restart=True)
+    made = job(gm.to(to, mode="upsert", key="id", delete=True))
+    with gm.lookup(to) as lookup:
+        assert lookup.get(7) is not None
+        (first,) = made.run().deliveries
+        assert lookup.get_many([1, 2, 7]) == [{"id": 1, "y": 2}, {"id": 2, "y": 4}, None]
+    mark = mark_of(made)
+    for again in (made, job(gm.to(to, mode="upsert", key="id"))):
+        report = again.run()
+        assert report.deliveries[0].at == first.at and report.notes == () and gm.verify(again).ok
+    assert mark_of(made) == mark
+
+
+def indices(file: str) -> list[str]:
+    """The columns of the table's indices."""
+    with closing(sqlite3.connect(file)) as db:
+        names = db.execute("SELECT name FROM sqlite_master WHERE type = 'index' AND tbl_name = 'scores'").fetchall()
+        return [row[2] for (name,) in names for row in db.execute(f'PRAGMA index_info("{name}")')]
+
+
+def test_the_same_result_with_another_index() -> None:
+    """It is built, whichever way it is asked for; what is appended has it from the next rows on, which is told."""
+    job(gm.to("sqlite://s.sqlite#scores")).run()
+    assert indices("s.sqlite") == []
+    gm.deliver("out", "sqlite://s.sqlite#scores", index={"y": "btree"})
+    assert indices("s.sqlite") == ["y"]
+    made = job(gm.to("sqlite://s.sqlite#scores", index={"y": "btree"}))
+    before = made.run().deliveries
+    assert made.run().deliveries == before
+    job(gm.to("sqlite://appended.sqlite#scores", mode="append")).run()
+    made = job(gm.to("sqlite://appended.sqlite#scores", mode="append", index={"y": "btree"}))
+    with pytest.warns(gm.GristmillWarning, match="no index is built now"):
+        made.run()
+    assert count("appended.sqlite") == ROWS
+    assert made.run(restart=True).notes == () and indices("appended.sqlite") == ["y"]
+
+
+def test_another_metric_of_the_same_vectors() -> None:
+    """The index is made anew."""
+    pytest.importorskip("usearch")
+    pq.write_table(pa.table({"id": [1, 2], "v": pa.array([[1, 0], [0, 1]], pa.list_(pa.float32(), 2))}), "rows.parquet")
+    gm.Job("rows.parquet", gm.model(doubled, returns={"y": "int64"}), gm.sink("out", keep=["id", "v"]), workers=0).run()
+    for metric in ("cosine", "l2"):
+        gm.deliver("out", "usearch://s.usearch", key="id", index={"v": {"metric": metric}})
+        with gm.lookup("usearch://s.usearch") as lookup:
+            assert lookup.nearest([1.0, 0.0], 1).metric == metric
+
+
+@pytest.mark.parametrize("gone", [1, ROWS])
+def test_rows_that_others_take_out_between_two_updates(gone: int) -> None:
+    """What did not change is missing, too: all of the result is brought, which is told."""
+
+    def update(changed: int) -> gm.Report:
+        pq.write_table(pa.table({"id": [changed, *range(1, ROWS)]}), "rows.parquet")
+        return job(gm.to("sqlite://s.sqlite#scores", mode="upsert", key="id"), update={"key": ["id"]}).run()
+
+    update(0)
+    with closing(sqlite3.connect("s.sqlite")) as db, db:
+        db.execute("DELETE FROM scores WHERE id > 9 - ?", [gone])
+    report = update(77)
+    assert any(f"holds {ROWS - gone} rows, but 10 were delivered" in note for note in report.notes)
+    with gm.lookup("sqlite://s.sqlite#scores") as lookup:
+        assert None not in lookup.get_many([77, *range(1, ROWS)])
+    assert gm.verify("out").ok and update(78).notes == ()
+
+
+def test_rows_that_others_take_out_between_two_appends() -> None:
+    """By key, of several generations: fewer rows than one of them has are told."""
+    Path("in").mkdir()
+    os.rename("rows.parquet", "in/a.parquet")
+    model = gm.model(doubled, returns={"y": "int64"})
+    to = gm.to("sqlite://s.sqlite#scores", mode="upsert", key="id")
+    made = gm.Job("in", model, gm.sink("out", keep="id"), workers=0, deliver=to)
+    made.run()
+    with closing(sqlite3.connect("s.sqlite")) as db, db:
+        db.execute("DELETE FROM scores")
+    pq.write_table(pa.table({"id": [100, 101]}), "in/b.parquet")
+    report = made.run(append=True)
+    assert any("holds 2 rows, and the result has 10 or more: others have taken rows out" in n for n in report.notes)
+    gm.deliver("out", to)
+    assert count("s.sqlite") == ROWS + 2 and gm.verify(made).ok

@@ -47,6 +47,8 @@ def _flags(command: Any) -> Any:
 @click.argument("target", metavar="SINK|JOB")
 @click.argument("uri", metavar="[URI]", required=False)
 @_flags
+@words.option("--take-over", is_flag=True, default=False,
+              help="Also in place of a later result of a copy of the sink, as after a backup was restored")  # fmt: skip
 @words.sets
 @words.variables
 @words.as_json
@@ -72,7 +74,7 @@ def deliver(target: str, uri: str | None, **given: Any) -> int:
         wanted = (Delivery(uri, **said),)
     hide(list(secrets_in(wanted)) + ([] if job is None else list(secrets_in(job))))
     watching = make_observer("auto", sys.stderr)
-    receipts = delivered(*place(target, given), redact(target), wanted, say, watching)
+    receipts = delivered(*place(target, given), redact(target), wanted, say, watching, given["take_over"])
     for receipt in receipts:
         if given["as_json"]:
             sys.stdout.write(json.dumps(vars(receipt), ensure_ascii=False) + "\n")

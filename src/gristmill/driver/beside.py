@@ -18,6 +18,7 @@ from gristmill.driver.probe import Planned
 from gristmill.errors import GristmillError
 from gristmill.job.delivery import Delivery
 from gristmill.stores import delivery as deliveries
+from gristmill.stores.results import Result, identity
 
 SOON = 3.0  # seconds of scoring after which loading begins: a shorter job is delivered at once
 EVERY = 1.0  # seconds between two looks for receipts
@@ -74,7 +75,7 @@ class Beside:
 
         def begin() -> None:
             store = stack.enter_context(contextlib.closing(deliveries.opened(delivery)))
-            result = deliveries.Result(at.generation, members, at.plan.about, deliveries.identity(at.root, at.files))
+            result = Result(at.generation, members, at.plan.about, identity(at.root, at.files))
             made.append(deliveries.Loading(delivery, result, store, expected=at.plan.shards.rows() or 0))
             made[0].rest()  # whatever was opened to look: others, such as the next delivery, may need the same file
 

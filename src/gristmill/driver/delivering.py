@@ -23,7 +23,9 @@ from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, BadSource, CorruptStore, GristmillError, Interrupted, RunFailed, SinkBusy
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
-from gristmill.job.delivery import Delivery
+from gristmill.job import snapshots
+from gristmill.job.delivery import Delivery, same_table
+from gristmill.job.job import HELD, Source
 from gristmill.observe import units
 from gristmill.observe.events import Loaded, Observer, Progress, Silent
 from gristmill.observe.report import Report
@@ -31,23 +33,44 @@ from gristmill.observe.standing import NOT_DELIVERED
 from gristmill.process import lasting
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
+from gristmill.stores.receipts import receipts, renewed
+from gristmill.stores.results import Result, identity
 
 ASKED = "deliver.json"
 
 
 def reached(c: Command) -> None:
-    """Before anything is scored, see that each store can be opened, or is busy. Raises BadJob, MissingExtra."""
+    """Before anything is scored, see that each store can be opened, or is busy, and that no delivery takes away what
+    the job reads. Raises BadJob, MissingExtra.
+    """
     for delivery in () if c.stream else c.spec.deliver:
+        if (why := _takes_away(delivery, c.spec.source)) is not None:
+            raise BadJob(why)
         with _before(c.log):
             deliveries.opened(delivery).close()
+
+
+def _takes_away(delivery: Delivery, source: Source) -> str | None:
+    """Why a delivery would leave nothing of what its job reads, and the way out; None if it does not."""
+    if delivery.mode != "replace" and not delivery.delete:
+        return None
+    if source.data is not None or source.uri[0].startswith(HELD) or not snapshots.is_snapshot(source):
+        return None
+    if not any(same_table(asked.place, delivery.place) for asked in snapshots.wanted(source) if asked.query is None):
+        return None
+    how = "mode replace" if delivery.mode == "replace" else "delete"
+    return (
+        f"deliver {delivery.shown}: is the table that the job reads, and {how} would leave only the rows and columns "
+        "of the result there: use mode='upsert' with its key (and evolve=True for new columns), or another table"
+    )
 
 
 def fitting(at: Chosen, about: PlanDocument) -> None:
     """Once the schema of the rows is known, see that each store holds them. Raises BadJob."""
     for delivery in () if at.stream else at.spec.deliver:
         with _before(at.log), contextlib.closing(deliveries.opened(delivery)) as store:
-            members = (at.generation.number,)
-            result = deliveries.Result(at.generation, members, about, deliveries.identity(at.root, at.files))
+            members = (*(at.base.generations if at.base is not None else ()), at.generation.number)
+            result = Result(at.generation, members, about, identity(at.root, at.files))
             deliveries.check(delivery, result, store)
 
 
@@ -58,7 +81,7 @@ def refuse_repeated(
     each night. `new` are the files of this run among all `live` ones, those of the generations `members`. Raises
     BadJob, for a retry also if a row of the same night has the key of one that was dead then.
     """
-    result = deliveries.Result(at.generation, tuple(members), about, deliveries.identity(at.root, at.files))
+    result = Result(at.generation, tuple(members), about, identity(at.root, at.files))
     for delivery in {d.key: d for d in reversed(() if at.stream else at.spec.deliver)}.values():
         deliveries.refuse_repeated(delivery, result, new, live, at.retries)
 
@@ -103,14 +126,21 @@ class Foreseen:
 
 
 def foreseen(
-    wanted: Sequence[Delivery], generation: Generation, members: tuple[int, ...], about: Described | None
+    wanted: Sequence[Delivery],
+    source: Source,
+    generation: Generation,
+    members: tuple[int, ...],
+    about: Described | None,
 ) -> list[Foreseen]:
-    """What each delivery would find. `about` describes the rows that a `generation` would have; None if that is not
-    known before it runs. Nothing is changed.
+    """What each delivery of rows of a source would find. `about` describes those that a `generation` would have; None
+    if that is not known before it runs. Nothing is changed.
     """
     out: list[Foreseen] = []
     for delivery in wanted:
         found = Foreseen(delivery.shown, delivery.mode)
+        if (why := _takes_away(delivery, source)) is not None:
+            out.append(replace(found, problem=why, before=True))
+            continue
         try:
             store = deliveries.opened(delivery)
         except GristmillError as e:
@@ -118,11 +148,11 @@ def foreseen(
             continue
         with contextlib.closing(store):
             try:
-                sink = deliveries.identity(generation.root, generation.files)
+                sink = identity(generation.root, generation.files)
                 mark = store.live(sink.name)
                 found = replace(found, rows=store.count(None), generation=None if mark is None else mark.generation)
                 if about is not None:
-                    deliveries.check(delivery, deliveries.Result(generation, members, about, sink), store)
+                    deliveries.check(delivery, Result(generation, members, about, sink), store)
             except GristmillError as e:
                 found = replace(found, problem=_problem(e))
         out.append(found)
@@ -150,7 +180,7 @@ def delivered(at: Opened, report: Report) -> Report:
 
     try:
         result, warn = published(at.root, at.files), functools.partial(at.log.note, "warning")
-        found = _made(result, at.spec.deliver, warn, at.log.say)
+        found = _made(result, at.spec.deliver, warn, at.log.say, take_over=at.verbs.restart)
     except (GristmillError, Interrupted) as e:
         at.log.say(phase="failed")
         e.report = timed(replace(report, state=NOT_DELIVERED))
@@ -165,10 +195,11 @@ def _made(
     warn: Callable[[str], None],
     say: Callable[..., None],
     asked: bool = False,
+    take_over: bool = False,
 ) -> list[Delivered]:
     """The receipts; `say` is told how far that is. What is missing in a store is brought again where its rows are this
-    sink's alone, or if that is `asked` for: rows of others may have been taken out on purpose. Raises BadJob if there
-    is no use in trying again, as no rows fit a store.
+    sink's alone, or if that is `asked` for: rows of others may have been taken out on purpose. `take_over` is as in
+    `Loading`. Raises BadJob if there is no use in trying again, as no rows fit a store.
     """
 
     def watched(shown: str) -> deliveries.Watch:
@@ -179,7 +210,7 @@ def _made(
     for delivery in wanted:
         try:
             anew = asked or delivery.mode == "replace"
-            done.append(deliveries.deliver(result, delivery, anew, warn, watched(delivery.shown)))
+            done.append(deliveries.deliver(result, delivery, anew, warn, watched(delivery.shown), take_over))
         except GristmillError as e:
             failed.append(e)
             continue
@@ -208,9 +239,11 @@ def deliver(
     wanted: Sequence[Delivery],
     tell: Callable[[str], None],
     observer: Observer | None = None,
+    take_over: bool = False,
 ) -> list[Delivered]:
-    """Deliver what a sink has published. Raises BadSource if that is nothing, SinkBusy if a run is at work, BadJob for
-    a store that cannot be opened or does not fit, RunFailed.
+    """Deliver what a sink has published, with `take_over` also in place of a later result of a copy of it. Raises
+    BadSource if nothing is, SinkBusy if a run is at work, BadJob for a store that cannot be opened or does not fit,
+    RunFailed.
     """
     with lasting.during(), files.lease(sink, generations.meta(root), tell):
         with contextlib.suppress(CorruptStore):
@@ -218,14 +251,14 @@ def deliver(
         result = published(root, files)
         for delivery in wanted:
             with _before(), contextlib.closing(deliveries.opened(delivery)) as store:
-                deliveries.check(delivery, deliveries.Result.of(result), store)
+                deliveries.check(delivery, Result.of(result), store)
         begun, seen = time.monotonic(), Silent() if observer is None else observer
 
         def say(**changes: Any) -> None:
             seen.progress(Progress(sink=sink, elapsed=time.monotonic() - begun, **changes))
 
         with contextlib.closing(seen):
-            done = _made(result, wanted, tell, say, asked=True)
+            done = _made(result, wanted, tell, say, asked=True, take_over=take_over)
             rows = sum(receipt.rows for receipt in done)
             say(phase="done", rows_done=rows, rows_total=rows)
             return done
@@ -258,7 +291,7 @@ def state(root: str, files: Files, result: Publication) -> list[dict[str, Any]]:
     last: dict[str, Delivered] = {}
     newest: set[str] = set()  # what has a receipt of this result, also of one whose rows an earlier one had brought
     for generation in members:
-        found = {receipt.to: receipt for receipt in deliveries.receipts(generation)}
+        found = {receipt.to: receipt for receipt in receipts(generation)}
         last.update(found)
         newest.update(found if generation.number == result.generation else ())
     told = ("mode", "generation", "rows", "at", "seconds", "beyond")
@@ -298,19 +331,19 @@ def wrong(root: str, files: Files, result: Publication, given: Sequence[Delivery
     """What is wrong in the stores, and what else there is to say: a line each. `given` have their secrets."""
     known = {d.shown: d for d in given}
     newest = {g.number: g for g in generations.generations(root, files)}.get(result.generation)
-    receipts = {} if newest is None or newest.lost else {r.to: r for r in deliveries.receipts(newest)}
+    found = {} if newest is None or newest.lost else {r.to: r for r in receipts(newest)}
     bad: list[str] = []
     good: list[str] = []
     wanted = asked(root, files)
     for about in state(root, files, result):
-        to, receipt = about["to"], receipts.get(about["to"])
+        to, receipt = about["to"], found.get(about["to"])
         if receipt is None:
             has = f"has generation {about['generation']}" if "generation" in about else "has nothing of it"
             line = f"{to}: generation {result.generation} is not delivered ({has}): gristmill deliver does it"
             (bad if to in wanted else good).append(line)  # what was delivered once, by hand, may stay as it is
             continue
         try:
-            lines = deliveries.differences(result, known.get(to) or deliveries.renewed(receipt), receipt)
+            lines = deliveries.differences(result, known.get(to) or renewed(receipt), receipt)
         except GristmillError as e:
             lines = [f"{to}: could not be looked at: {e}"]
         bad += lines

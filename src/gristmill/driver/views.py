@@ -232,7 +232,7 @@ def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str
     about = _written(spec, r)
     if about is None and held is not None and held.latest is not None and not refused:
         about = held.latest.body
-    return delivering.foreseen(spec.deliver, generation, (number,), about)
+    return delivering.foreseen(spec.deliver, spec.source, generation, (number,), about)
 
 
 def _written(spec: JobSpec, r: planning.Resolved) -> Described | None:

@@ -54,6 +54,8 @@ STORES: "Registry[type[StoreKind]]" = Registry(
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
 _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf"})
+_SCHEMAS = {"postgresql": "public", "duckdb": "main"}  # of a table without one
+_PORTS = {"postgresql": 5432}
 _OURS = ("mode", "key", "evolve", "delete")  # options that a URI may hold in its query; all others are the client's
 
 
@@ -122,6 +124,24 @@ class Place:
         for secret in self.hidden:
             text = text.replace(secret, "***")
         return redact(text)
+
+
+def same_table(a: Place, b: Place) -> bool:
+    """Whether two places are one table, as far as their addresses tell: by other names of a host they are two."""
+    return a.store == b.store and _where(a) == _where(b)
+
+
+def _where(place: Place) -> tuple[str, ...]:
+    """What tells the tables of a kind of store apart, however an address spells them."""
+    schema, _, table = place.name.lower().rpartition(".")
+    name = (schema or _SCHEMAS.get(place.store, ""), table)
+    if place.store in STORES and STORES.get(place.store).embedded:
+        return (os.path.realpath(place.path), *name)
+    parts = urlsplit(place.uri)
+    said = dict(parse_qsl(parts.query))
+    host = (parts.hostname or said.get("host", "localhost")).lower()
+    port = str(parts.port or said.get("port") or _PORTS.get(place.store, ""))
+    return ("localhost" if host in ("127.0.0.1", "::1") else host, port, parts.path.strip("/"), *name)
 
 
 @option_fields("delivery ")

@@ -346,7 +346,7 @@ class Tables:
             while True:
                 before = self._pointer()
                 found = next((m for m in before.marks if m.sink == load.mark.sink), None)
-                if is_there(found, load.mark, self._place.shown):
+                if is_there(found, load, self._place.shown):
                     return
                 check_beside(load, before.marks, self._place.shown)
                 refuse_gone(load, self.staged(load).values(), self._place.shown)

@@ -9,6 +9,7 @@ delivers asks `live` first, then `staged`, and does only what is missing.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import re
@@ -33,6 +34,7 @@ __all__ = [
     "Metric",
     "Mode",
     "Near",
+    "Overtaken",
     "Part",
     "Place",
     "Reader",
@@ -66,17 +68,23 @@ class StoreBusy(StoreUnavailable):
     """Another process has a store for itself, which may have ended when the result is published."""
 
 
+class Overtaken(StoreUnavailable):
+    """What a store has of a sink is not what was found when it was decided which rows to bring: nothing was changed."""
+
+
 @dataclass(frozen=True)
 class Mark(Document, what="mark of a delivery", sealed=False):
     """What a store says of the rows that its readers see: the sink that they are from, and the generation (its number,
     and the name of its folder, which is unique). It is written in the same atomic step as they become visible.
 
-    `generations` are those whose rows are delivered, `rows` how many of them this delivery brought, `older` how many it
-    left out as later ones have their keys, `total` how many rows of this sink are there at least, with those of earlier
-    appends (None: that was not noted), `again` how often the same was brought once more as rows were missing, `key` the
-    columns that tell rows apart, `schema` the Arrow schema (`commit.generation.encode_schema`), by which `lookup` gives
-    back the values as they were. `at` is for people: clocks differ. Of the marks of several sinks the one with the
-    greatest `turn` is the latest, where a store does not keep them in order (0: that was not noted).
+    `generations` are those whose rows are delivered, `names` their folders (empty: not noted; "": lost), `rows` how
+    many of them this delivery brought, `older` how many it left out as later ones have their keys, `total` how many
+    rows of this sink are there at least, with those of earlier appends (None: that was not noted), `again` how often
+    the same was brought once more as rows were missing, `key` the columns that tell rows apart, `delete` whether rows
+    of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
+    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were. `at` is for people:
+    clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest, where a store does not
+    keep them in order (0: that was not noted).
     """
 
     sink: str
@@ -92,12 +100,16 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     older: int = 0
     total: int | None = None
     turn: int = 0
+    names: tuple[str, ...] = ()
+    delete: bool = False
+    index: str = ""
 
 
 @dataclass(frozen=True)
 class Load:
     """What a delivery brings: `mark` is what the store is to say in the end, `target` the name of what is delivered to
-    (a table, a prefix; empty for a store that is one file), `schema` that of the rows.
+    (a table, a prefix; empty for a store that is one file), `schema` that of the rows. `found` is the mark of this sink
+    by which it was decided which rows these are: unless they are the whole, they are right beside those rows alone.
     """
 
     target: str
@@ -108,6 +120,7 @@ class Load:
     index: Mapping[str, Any] = field(default_factory=dict)
     evolve: bool = False
     delete: bool = False
+    found: Mark | None = None
 
     @property
     def whole(self) -> bool:
@@ -123,10 +136,11 @@ class Load:
     @property
     def stage(self) -> str:
         """The name of the staging place of this generation: letters, digits and underscores, at most 40. What is
-        brought in another mode or by another key has another.
+        brought in another mode, by another key or with other indices has another.
         """
         again = (str(self.mark.again),) * bool(self.mark.again)
-        how = hashlib.sha256("\0".join((self.mode, *self.key, *again)).encode()).hexdigest()[:6]
+        index = (self.mark.index,) * bool(self.mark.index)
+        how = hashlib.sha256("\0".join((self.mode, *self.key, *again, *index)).encode()).hexdigest()[:6]
         return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
     def of(self, rows: int, older: int = 0, total: int | None = None) -> Load:
@@ -185,8 +199,8 @@ class Store(Protocol):
 
     def publish(self, load: Load) -> None:
         """The atomic step: what is staged becomes visible as the mode says, and `load.mark` live, both or neither.
-        Nothing happens if that is live already, and SinkBusy is raised if a later generation of this sink is: see
-        `is_there`, which says both.
+        Nothing happens if that is live already, and SinkBusy or Overtaken is raised if something else of this sink is
+        than what was found: see `is_there`, which says all that, and is asked within the step.
         """
         ...
 
@@ -302,6 +316,17 @@ def refuse_gone(load: Load, staged: Iterable[int], shown: str) -> None:
         raise RunFailed(f"{shown}: what was staged is not there any more: run again")
 
 
+@contextlib.contextmanager
+def in_staging(shown: str) -> Iterator[None]:
+    """While a file of a staging place is made. Raises Overtaken if that is taken away meanwhile, as it is when another
+    deliverer has published what is in it.
+    """
+    try:
+        yield
+    except FileNotFoundError as e:
+        raise Overtaken(f"{shown}: what was being staged is not there any more: run again") from e
+
+
 def same_but_for_capitals(names: Iterable[str], store: str, fold: Callable[[str], str] = str.lower) -> str | None:
     """What is wrong with columns of these names in a store that takes capitals for small letters; None if nothing."""
     seen: dict[str, str] = {}
@@ -314,20 +339,38 @@ def same_but_for_capitals(names: Iterable[str], store: str, fold: Callable[[str]
     return None
 
 
-def is_there(found: Mark | None, wanted: Mark, shown: str) -> bool:
+def is_there(found: Mark | None, load: Load, shown: str) -> bool:
     """Whether what is to be delivered is live already, by the mark found there; for `publish`, which then does nothing.
-    A result that was delivered otherwise (by another key, in another mode) is not, but rows are never appended twice.
-    Raises SinkBusy if a later generation is live: the deliverer was suspended, and is stale.
+    A result that was delivered otherwise (see `as_asked`) is not. Raises SinkBusy if a later generation has become live
+    since it was decided what to bring: the deliverer was suspended, and is stale; Overtaken if anything else of this
+    sink has, or has gone, and the rows are not the whole.
     """
-    if found is None or found.generation < wanted.generation:
+    wanted = load.mark
+    if found is not None and found.name == wanted.name and as_asked(found, load):
+        return True
+    if found == load.found:
         return False
-    if found.generation > wanted.generation:
-        raise SinkBusy(
-            f"{shown}: holds generation {found.generation} of this sink already, and this is {wanted.generation}: "
-            "another run has delivered meanwhile, and nothing was changed (if the sink was restored from a backup, "
-            "score it anew with --restart, or remove the rows there first)"
-        )
-    if found.name != wanted.name:  # a copy of the sink that went its own way
-        return False
-    same = (found.mode, found.key) == (wanted.mode, wanted.key)
-    return wanted.mode == "append" or (same and found.again >= wanted.again)
+    if found is not None and found.generation > wanted.generation:
+        raise SinkBusy(later(found, wanted, shown))
+    if not load.whole:
+        raise Overtaken(f"{shown}: others have delivered there while this was being loaded: run again")
+    return False
+
+
+def as_asked(found: Mark, load: Load) -> bool:
+    """Whether the rows of a generation, which are there, came as they are to come now: by the same key, in the same
+    mode, with the same indices, and without the rows of others if these are to go. Rows are never appended twice.
+    """
+    wanted = load.mark
+    if wanted.mode == "append":
+        return True
+    same = (found.mode, found.key, found.index) == (wanted.mode, wanted.key, wanted.index)
+    return same and found.again >= wanted.again and (found.delete or not wanted.delete)
+
+
+def later(found: Mark, wanted: Mark, shown: str) -> str:
+    """What is said of a result that is older than the one of the same sink that is there."""
+    return (
+        f"{shown}: holds generation {found.generation} of this sink already, and this is {wanted.generation}: another "
+        "run has delivered meanwhile, and nothing was changed"
+    )

@@ -5,32 +5,36 @@ here is scored; every step may be repeated, in this process or another, until th
 from __future__ import annotations
 
 import hashlib
+import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.keys import positive_zeros
-from gristmill.commit.documents import Delivered, Described, Live
-from gristmill.commit.generation import Generation, decode_schema, encode_schema, generations, sink_of
-from gristmill.commit.publication import Publication, latest
-from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed, did_you_mean
-from gristmill.files.contract import Files
-from gristmill.files.disk import join
+from gristmill.commit.documents import Delivered, Live
+from gristmill.commit.generation import encode_schema, generations
+from gristmill.commit.publication import Publication
+from gristmill.errors import BadJob, BadSource, CorruptStore, RunFailed, SinkBusy, did_you_mean
 from gristmill.job.delivery import STORES, Delivery
-from gristmill.result.reading import dataset_of, kept
+from gristmill.job.secret import reveal
+from gristmill.result.reading import kept
 from gristmill.sinks.formats import sink_format
-from gristmill.stores.contract import Load, Mark, Part, Store, is_there
+from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
 from gristmill.stores.newest import distinct, newest
+from gristmill.stores.receipts import path_of, receipt_at
+from gristmill.stores.results import Result, identity, lacking
 
 # Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
 GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20
 BATCH_ROWS = 65_536  # rows of a part that are held in memory together, if they are small
 READ_AHEAD = 2  # batches
+ATTEMPTS = 3  # deliveries that others come before in their last step, before it is given up
 Step = Literal["looking", "loading", "switching"]
 Watch = Callable[[Step, int, int], None]
 """Told how far a delivery is: it looks at keys and at what is there, loads rows where no reader sees them, and makes
@@ -44,60 +48,6 @@ def opened(delivery: Delivery) -> Store:
     """The store of a delivery. Raises BadJob, MissingExtra, StoreUnavailable."""
     place = delivery.place
     return STORES.get(place.store).open(place)
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What marks call a sink: see `sink_of`. One that is not `known` any more, as all documents that said it are lost,
-    may have delivered under another name.
-    """
-
-    name: str
-    known: bool = True
-
-
-def identity(root: str, files: Files, found: Publication | None = None) -> Identity:
-    """The identity of a sink."""
-    result, claims = found or latest(root, files), generations(root, files)
-    if name := (None if result is None else result.body.sink) or sink_of(claims):
-        return Identity(name)
-    first = next((g.name for g in claims if not g.lost), None)
-    return Identity(first or hashlib.sha256(root.encode()).hexdigest()[:16], known=not claims)
-
-
-@dataclass(frozen=True)
-class Result:
-    """A result to deliver, published or about to be: its generation, the `members` whose rows are in it, and what is
-    recorded of its files.
-    """
-
-    generation: Generation
-    members: tuple[int, ...]
-    about: Described
-    sink: Identity
-
-    @staticmethod
-    def of(found: Publication) -> Result:
-        """The result that a publication made. Raises CorruptStore if its claim is lost."""
-        claims = {g.number: g for g in generations(found.root, found.files)}
-        generation = claims.get(found.generation)
-        if generation is None or generation.lost:
-            raise CorruptStore(
-                f"{found.root}: the claim of generation {found.generation} is lost, and a delivery needs it: start "
-                "over with --restart (restart=True)"
-            )
-        return Result(generation, tuple(found.generations), found.body, identity(found.root, found.files, found))
-
-    @property
-    def schema(self) -> pa.Schema:
-        """That of its rows."""
-        from gristmill.arrow.schemas import nullable
-
-        return nullable(decode_schema(self.about.output_schema))
-
-    def rows_of(self, files: Sequence[Live]) -> Any:
-        """A dataset of some of its files."""
-        return dataset_of(self.generation.root, self.generation.files, files, self.about)
 
 
 def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
@@ -117,13 +67,24 @@ def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
         rows=rows,
         schema=encode_schema(schema.remove_metadata()),
         at=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        names=result.names(),
+        delete=delivery.delete,
+        index=_digest(delivery.index),
     )
     said = {name: getattr(delivery, name) for name in ("mode", "key", "index", "evolve", "delete")}
     return Load(delivery.place.name, mark, schema, **said)
 
 
+def _digest(index: Mapping[str, Any]) -> str:
+    """What marks note of the indices that are asked for; nothing of none."""
+    told = json.dumps(reveal(index), sort_keys=True, default=str)
+    return hashlib.sha256(told.encode()).hexdigest()[:16] if index else ""
+
+
 def check(delivery: Delivery, result: Result, store: Store) -> None:
-    """Raises BadJob for a result that does not fit the store, as far as its schema tells."""
+    """Raises BadJob for a result that does not fit the store, as far as its schema tells, and for one that is to be
+    appended to rows of which some may be its own.
+    """
     form = result.about.sink_format
     if not sink_format(form).tables:
         raise BadJob(
@@ -138,26 +99,59 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
                 f"{did_you_mean(unknown, names)}: it has {', '.join(names)}"
             )
     store.check(load)
+    if load.mode == "append":
+        _refuse_mixed(delivery, result, store.live(load.mark.sink))
+
+
+def _refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:
+    """Raises BadJob if rows are to be appended to those of a copy of the sink that went its own way, and some of the
+    result's are among these: what one of the two has read again would be there twice.
+    """
+    if found is None or result.shares(found):
+        return
+    there = found.names or tuple(map(str, found.generations))
+    if set(there).isdisjoint(result.names() if found.names else map(str, result.members)):
+        return
+    raise BadJob(
+        f"deliver {delivery.shown}: holds generation {found.generation} ({found.name}) of a copy of this sink that "
+        "went its own way (one of the two was restored from a backup?): which rows are there already cannot be told, "
+        "and rows are not appended twice: deliver to another place, or with mode replace, after which only this "
+        "result is there"
+    )
 
 
 class Loading:
     """A delivery of one result, in progress. `stage` may be called as parts are committed, `finish` once after the
-    result is published.
+    result is published. With `take_over` it takes the place of a later result of a copy of the sink.
     """
 
     def __init__(
-        self, delivery: Delivery, result: Result, store: Store, *, expected: int = 0, watch: Watch | None = None
+        self,
+        delivery: Delivery,
+        result: Result,
+        store: Store,
+        *,
+        expected: int = 0,
+        watch: Watch | None = None,
+        take_over: bool = False,
     ) -> None:
-        self._delivery, self._result, self._store = delivery, result, store
+        self._delivery, self._result, self._store, self._takes_over = delivery, result, store, take_over
         self._begun = time.monotonic()
         self._watch = watch
         self._loaded: dict[str, int] = {}  # of parts, the rows that were read for the store
         self._wanted = 0
         self._load = load_of(delivery, result, expected)
-        self._before = store.live(result.sink.name)
         self._staged: dict[str, int] | None = None
         self._newest: Mapping[str, np.ndarray] = {}  # of files some of whose rows are not delivered, those that are
-        self._updates = before(result.generation, self._load, self._before)
+        self._look()
+
+    def _look(self) -> Mark | None:
+        """What the store has of this sink, by which it is decided what to bring."""
+        self._before = found = self._store.live(self._load.mark.sink)
+        self._shared = found is None or self._result.shares(found)
+        self._updates = before(self._result.generation, self._load, found) if self._shared else None
+        self._load = replace(self._load, found=found)
+        return found
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
         """The files whose rows are to be brought: all of them, or those of generations that were not delivered yet."""
@@ -166,8 +160,10 @@ class Loading:
         return [f for f in live if f.role == "rows" and f.generation not in known]
 
     def _all(self, before: Mark) -> bool:
-        """Whether the whole result is to be brought, though something of this sink was before."""
-        return self._load.whole or before.name == self._load.mark.name
+        """Whether the whole result is to be brought, though something of this sink was before, or of a copy of it: that
+        may have other rows under the numbers of the same generations.
+        """
+        return self._load.whole or before.name == self._load.mark.name or not self._shared
 
     def _total(self, live: Sequence[Live], rows: int) -> int | None:
         """How many rows of this sink there are at least once these are appended; None if that is not known."""
@@ -175,7 +171,7 @@ class Loading:
         if before is None or self._load.mode == "replace":
             return rows
         if self._load.mode == "upsert" or self._all(before):
-            return None
+            return rows if self._load.mode == "append" else None
         there = before.total
         if there is None and before.mode == "upsert":
             files = [f for f in live if f.role == "rows" and f.generation in before.generations]
@@ -229,27 +225,31 @@ class Loading:
     ) -> Delivered:
         """Deliver the published result, whatever is left of that, and return the receipt. With `anew` it is brought
         once more if rows of it are missing, and otherwise `warn` is told. Raises BadJob for keys that repeat, SinkBusy
-        if a later generation is live, StoreUnavailable, RunFailed if rows are missing in the store.
+        if a later generation is live, Overtaken if another became that meanwhile, StoreUnavailable, RunFailed if rows
+        are missing in the store.
         """
-        files, load = self.wanted(live), self._load
         self._say("looking")
-        found = self._store.live(load.mark.sink)
-        if found is not None and is_there(found, load.mark, self._delivery.shown):
+        found, load = self._look(), self._load
+        if found is not None and found.name == load.mark.name and as_asked(found, load):
+            self._tell_of_indices(found, warn)
             if not anew and (wrong := lacking(self._store, found, live, self._result, self._delivery.shown)):
                 way = "" if found.mode == "append" else "; gristmill deliver brings them again"
                 warn(f"{wrong}: others have taken rows out{way}")
             if not (anew and self._lacks(found, live)):
                 self._store.drop(load, this=True)
-                return self._receipt(found, live, new=False)
+                return self._receipt(found, live, warn, new=False)
             load = self._load = load.after(found)
-        elif found is not None and self._same(found, live):
-            self._store.drop(load, this=True)
-            return self._receipt(found, live, new=False)
+        elif found is not None:
+            self._refuse_later(found, warn)
+            if self._same(found, live):
+                self._store.drop(load, this=True)
+                return self._receipt(found, live, warn, new=False)
+        files = self.wanted(live)
         check(self._delivery, self._result, self._store)
         if load.key:
             self._newest = _chosen(self._delivery, self._result, files, live)
         if self._updates is not None and not load.mark.again:
-            self._newest = self._changed(files, self._updates)
+            self._newest = self._changed(files, self._updates, warn)
         rows = sum(map(self._rows, files))
         older = 0 if self._updates is not None else sum(f.rows for f in files) - rows
         load = self._load = load.of(rows, older, self._total(live, rows))
@@ -266,18 +266,47 @@ class Loading:
         self._say("switching")
         self._store.publish(load)
         self._store.drop(load, this=True)
-        return self._receipt(load.mark, live)
+        return self._receipt(load.mark, live, warn)
+
+    def _refuse_later(self, found: Mark, warn: Callable[[str], None]) -> None:
+        """Raises SinkBusy if what is there is later than this result, unless it is of a copy of the sink and to be
+        taken over. If it is of a copy, `warn` is told.
+        """
+        own, shown = self._load.mark, self._delivery.shown
+        if self._shared:
+            if found.generation > own.generation:
+                raise SinkBusy(later(found, own, shown))
+            return
+        if own.mode == "append":
+            _refuse_mixed(self._delivery, self._result, found)
+        copy = f"a copy of this sink that went its own way ({found.name}; one of the two was restored from a backup?)"
+        if found.generation > own.generation and not self._takes_over:
+            way = "gristmill deliver --take-over (gm.deliver with take_over=True)"
+            brings = "appends" if own.mode == "append" else "brings"
+            raise SinkBusy(
+                f"{shown}: holds generation {found.generation} of this sink already, and this is {own.generation}: it "
+                f"is of {copy}, and nothing was changed: {way} {brings} this result nevertheless, and so does a run "
+                "that scores it anew (--restart)"
+            )
+        beside = "" if self._load.whole else "; rows that only the copy had stay there"
+        warn(f"{shown}: held generation {found.generation} of {copy}: all of this result is brought{beside}")
+
+    def _tell_of_indices(self, found: Mark, warn: Callable[[str], None]) -> None:
+        if found.index != self._load.mark.index:
+            warn(
+                f"{self._delivery.shown}: its rows are there already, and not appended again, so that no index is "
+                "built now: those of `index` are with the next rows that are appended"
+            )
 
     def _same(self, found: Mark, live: Sequence[Live]) -> bool:
         """Whether an earlier result is there whose rows are those of this one, such as the one before a retry that
         mended nothing: of files that are never changed, as many rows as were delivered.
         """
         files, load = [f for f in live if f.role == "rows" and f.rows], self._load
-        if load.mode != "replace" or (found.mode, found.key) != (load.mode, load.key):
+        asked = (load.mode, load.key, load.mark.index)
+        if load.mode != "replace" or (found.mode, found.key, found.index) != asked:
             return False
-        generation = self._result.generation
-        claims = {g.number: g.name for g in generations(generation.root, generation.files)}
-        if claims.get(found.generation) != found.name or not {f.generation for f in files} <= set(found.generations):
+        if not self._shared or not {f.generation for f in files} <= set(found.generations):
             return False
         if sum(f.rows for f in files) != found.rows + found.older or found.schema != load.mark.schema:
             return False
@@ -336,15 +365,22 @@ class Loading:
 
         return batches
 
-    def _changed(self, files: Sequence[Live], base: Publication) -> Mapping[str, np.ndarray]:
-        """Of the rows of an update those that are not in the result before, which the store has."""
+    def _changed(
+        self, files: Sequence[Live], base: Publication, warn: Callable[[str], None]
+    ) -> Mapping[str, np.ndarray]:
+        """Of the rows of an update those that are not in the result before, if the store has all of that."""
+        assert self._before is not None
         try:
+            if wrong := lacking(self._store, self._before, base.live(), self._result, self._delivery.shown):
+                warn(f"{wrong}: others have taken rows out: all of this result is brought, not only what changed")
+                self._updates = None
+                return self._newest
             return changed(files, self._result.rows_of, base.live(), Result.of(base).rows_of)
         except (BadSource, CorruptStore, FileNotFoundError, pa.ArrowException):  # somebody has cleared its files away
             self._updates = None
             return self._newest
 
-    def _receipt(self, mark: Mark, live: Sequence[Live], *, new: bool = True) -> Delivered:
+    def _receipt(self, mark: Mark, live: Sequence[Live], warn: Callable[[str], None], *, new: bool = True) -> Delivered:
         """The receipt, which is written. Of what was there before it keeps how long that took, if it is known."""
         generation = self._result.generation
         receipt = Delivered(
@@ -356,21 +392,31 @@ class Loading:
             at=mark.at,
             seconds=round(time.monotonic() - self._begun, 3),
             older=mark.older,
-            beyond=self._beyond(live),
+            beyond=self._beyond(live, warn if new else lambda text: None),
         )
         path = path_of(generation, receipt.to)
-        if not new and (known := _receipt_at(path, generation.files)) is not None:
+        if not new and (known := receipt_at(path, generation.files)) is not None:
             receipt = replace(receipt, seconds=known.seconds) if known.at == receipt.at else receipt
         generation.files.write_over(path, receipt.dump())
         return receipt
 
-    def _beyond(self, live: Sequence[Live]) -> int | None:
+    def _beyond(self, live: Sequence[Live], warn: Callable[[str], None]) -> int | None:
         """How many rows the store has that are not of the result, if others may stay there; None where counting does
-        not tell, as rows of several generations may have the same key.
+        not tell, as rows of several generations may have the same key. If it has fewer, `warn` is told.
         """
-        if self._load.mode != "upsert" or self._load.delete or len(self._result.members) > 1:
+        if self._load.mode != "upsert" or self._load.delete:
             return None
-        return max(0, self._store.count(None) - sum(f.rows for f in live if f.role == "rows"))
+        rows: Counter[int] = Counter()  # of each generation, in which no key repeats
+        for f in live:
+            rows[f.generation] += f.rows if f.role == "rows" else 0
+        there, least = self._store.count(None), max(rows.values(), default=0)
+        if there < least:
+            shown = self._delivery.shown
+            warn(
+                f"{shown}: holds {there:,} rows, and the result has {least:,} or more: others have taken rows out; "
+                "gristmill deliver brings them again"
+            )
+        return None if len(self._result.members) > 1 else max(0, there - least)
 
 
 def _with_zeros(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
@@ -379,28 +425,6 @@ def _with_zeros(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
         if field.name in key and pa.types.is_floating(field.type):
             batch = batch.set_column(at, field, positive_zeros(batch.column(at)))
     return batch
-
-
-def path_of(generation: Generation, shown: str) -> str:
-    """Where the receipt of a generation's delivery to a store is."""
-    return join(generation.deliveries, f"{hashlib.sha256(shown.encode()).hexdigest()[:16]}.json")
-
-
-def receipts(generation: Generation) -> list[Delivered]:
-    """The receipts of a generation's deliveries."""
-    folder, files, found = generation.deliveries, generation.files, []
-    for name in sorted(files.names(folder)):
-        if (receipt := _receipt_at(join(folder, name), files)) is not None:
-            found.append(receipt)
-    return found
-
-
-def _receipt_at(path: str, files: Files) -> Delivered | None:
-    """A receipt; None if there is none, or a damaged one: the store knows, and the next delivery writes it again."""
-    try:
-        return Delivered.load_from(path, files)
-    except (CorruptStore, FileNotFoundError):
-        return None
 
 
 def refuse_repeated(
@@ -428,14 +452,22 @@ def deliver(
     anew: bool = False,
     warn: Callable[[str], None] = lambda text: None,
     watch: Watch | None = None,
+    take_over: bool = False,
 ) -> Delivered:
-    """Bring a published result to a store; see `Loading.finish`. The caller holds the sink's lease."""
-    result = Result.of(found)
-    store = opened(delivery)
-    try:
-        return Loading(delivery, result, store, watch=watch).finish(found.live(), anew, warn)
-    finally:
-        store.close()
+    """Bring a published result to a store; see `Loading.finish`. If others deliver there meanwhile, what is to be
+    brought is looked for once more. The caller holds the sink's lease.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        store = opened(delivery)
+        try:
+            loading = Loading(delivery, Result.of(found), store, watch=watch, take_over=take_over)
+            return loading.finish(found.live(), anew, warn)
+        except Overtaken:
+            if attempt == ATTEMPTS:
+                raise
+        finally:
+            store.close()
+    raise AssertionError("the last attempt returns or raises")
 
 
 def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> list[str]:
@@ -450,6 +482,11 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
         if mark.generation != receipt.generation:
             return [f"{receipt.to}: holds generation {mark.generation}, and {receipt.generation} was delivered last"]
+        if not Result.of(found).shares(mark):
+            return [
+                f"{receipt.to}: holds generation {mark.generation} of a copy of this sink that went its own way "
+                f"({mark.name}): gristmill deliver brings this one"
+            ]
         if mark.rows != receipt.rows:
             return [f"{receipt.to}: its mark says {mark.rows:,} rows, and the receipt {receipt.rows:,}"]
         wrong = lacking(store, mark, found.live(), Result.of(found), receipt.to)
@@ -457,31 +494,3 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
         return [] if wrong is None else [wrong + way]
     finally:
         store.close()
-
-
-def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, shown: str) -> str | None:
-    """What a store lacks of a result that was delivered to it, as a line; None if it has as many rows as it must. One
-    that is appended to, or updated by key, may have more, of others.
-    """
-    count, rows = store.count(None), [f for f in live if f.role == "rows" and f.generation in mark.generations]
-    if mark.mode == "replace":
-        wanted, right = mark.rows, count == mark.rows
-    elif mark.mode == "append":
-        wanted = mark.total if mark.total is not None else _appended(result, rows, mark)
-        right = count >= wanted
-    else:
-        wanted = mark.rows
-        if right := count >= wanted:  # else there is no need to look which keys repeat in several generations
-            wanted = distinct(result.rows_of(rows), mark.key)
-            right = count >= wanted
-    return None if right else f"{shown}: holds {count:,} rows, but {wanted:,} were delivered"
-
-
-def _appended(result: Result, rows: Sequence[Live], mark: Mark) -> int:
-    """How many rows appends brought at least, by a mark that does not tell: by key, they left earlier ones out."""
-    return distinct(result.rows_of(rows), mark.key) if mark.key else sum(f.rows for f in rows)
-
-
-def renewed(receipt: Delivered) -> Delivery:
-    """The delivery of a receipt, without secrets."""
-    return replace(Delivery(receipt.to, key=receipt.key or ()), mode=receipt.mode)  # type: ignore[arg-type]

@@ -78,7 +78,8 @@ class Delta:
         folder, name = os.path.split(place.path)
         if not os.path.isdir(folder):
             raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
-        if not os.path.isdir(os.path.join(place.path, LOG)) and any(not _ours(n) for n in _names(place.path)):
+        names = _names(place.path)  # looked at once: the table may be made at this moment
+        if LOG not in names and not all(map(_ours, names)):
             raise BadJob(
                 f"{place.shown}: is a folder with other files in it, and no Delta table: give the path of a table, or "
                 "of a folder that does not exist yet"

@@ -27,8 +27,8 @@ RowsOf = Callable[[Sequence[Live]], Any]
 
 
 def before(generation: Generation, wanted: Load, there: Mark | None) -> Publication | None:
-    """The result that a store has and that this generation is an update of; None if all rows are to be brought: the
-    store has something else, or rows that are gone are to go there, too.
+    """The result that a store has, by a mark of this sink's own, and that this generation is an update of; None if all
+    rows are to be brought: the store has something else, or rows that are gone are to go there, too.
     """
     if generation.kind != "update" or wanted.mode != "upsert" or wanted.delete or there is None:
         return None
@@ -37,8 +37,7 @@ def before(generation: Generation, wanted: Load, there: Mark | None) -> Publicat
         return None
     mark = wanted.mark
     same = (there.mode, there.key, there.schema) == (mark.mode, mark.key, mark.schema)
-    claims = found.generations == [there.generation] and there.name.startswith(f"g{there.generation:04d}-")
-    return found if same and claims and not there.older else None
+    return found if same and found.generations == [there.generation] and not there.older else None
 
 
 def changed(files: Sequence[Live], rows_of: RowsOf, old: Sequence[Live], old_rows_of: RowsOf) -> dict[str, np.ndarray]:

@@ -15,10 +15,10 @@ WAIT = 0.002  # seconds between looks at a gate that is held
 
 
 class Gate:
-    """The gate of the file at `path`: a hidden file beside it, locked by the kernel."""
+    """The gate of the file at `path`, or that a link there leads to: a hidden file beside it, locked by the kernel."""
 
     def __init__(self, path: str, shown: str, patience: float) -> None:
-        folder, name = os.path.split(path)
+        folder, name = os.path.split(os.path.realpath(path))
         self._path = os.path.join(folder, f".{name}.gristmill-lock")
         self._shown, self._patience = shown, patience
         self._file: LockFile | None = None

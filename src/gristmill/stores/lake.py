@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from gristmill.arrow.schemas import plain, wider
 from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.files.disk import LOCAL
 from gristmill.sinks.parquet import worth_a_dictionary
-from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, is_there, refuse_gone
+from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
@@ -173,7 +174,7 @@ class Lake:
     def _files(self, staging: str) -> list[Datafile]:
         folder, first = os.path.split(staging)
         names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
-        return [self._about(os.path.join(folder, name)) for name in names]
+        return [file for name in names if (file := self._about(os.path.join(folder, name))) is not None]
 
     def _sweep(self, staging: str) -> None:
         """Remove files that were begun by an attempt that was interrupted: the place is about to be the table's own."""
@@ -182,11 +183,15 @@ class Lake:
             if name.startswith(first) and name.endswith(".tmp"):
                 LOCAL.remove(os.path.join(folder, name))
 
-    def _about(self, path: str) -> Datafile:
-        """What a staged file says of itself, read once: a path is of one part, and never of another content."""
+    def _about(self, path: str) -> Datafile | None:
+        """What a staged file says of itself, read once: a path is of one part, and never of another content. None if it
+        is not there, or cannot be read, so that its parts are staged again.
+        """
         if path not in self._known:
-            self._known[path] = self._form.about(path)
-        return self._known[path]
+            with contextlib.suppress(StoreUnavailable, pa.ArrowException, OSError, ValueError, KeyError, TypeError):
+                if os.path.getsize(path):  # Lance panics at an empty one
+                    self._known[path] = self._form.about(path)
+        return self._known.get(path)
 
     def staged(self, load: Load) -> Mapping[str, int]:
         files = self._files(self._staging(self._form.now(), load))
@@ -207,10 +212,15 @@ class Lake:
     def _stage(self, now: Snapshot | None, staging: str, schema: pa.Schema, parts: Sequence[Part]) -> None:
         """Make a data file of parts: each costs a while whatever is in it, for its sync more than for its making."""
         name = hashlib.sha256("\0".join(part.id for part in parts).encode()).hexdigest()[:24]
-        target, made = f"{staging}{name}{self._form.suffix}", f"{staging}{name}.tmp"
-        self._form.write(now, made, parts, schema, (batch for part in parts for batch in self._cast(part, schema)))
-        settled(made)
-        os.replace(made, target)  # parts are whole, or not there
+        target = f"{staging}{name}{self._form.suffix}"
+        made = f"{staging}{name}.{secrets.token_hex(4)}.tmp"  # whoever else stages the same parts has another
+        with in_staging(self._place.shown):
+            self._form.write(now, made, parts, schema, (batch for part in parts for batch in self._cast(part, schema)))
+            settled(made)
+            if os.path.exists(target) and self._about(target) is not None:  # and perhaps the table's own by now
+                LOCAL.remove(made)
+            else:
+                os.replace(made, target)  # parts are whole, or not there
 
     def _cast(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in part.batches():
@@ -235,7 +245,7 @@ class Lake:
         with self._alone():
             for _ in range(ATTEMPTS):
                 now = self._form.now()
-                if is_there(_live(now, load.mark.sink), load.mark, self._place.shown):
+                if is_there(_live(now, load.mark.sink), load, self._place.shown):
                     return
                 others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
                 files = self._files(staging := self._staging(now, load))

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from gristmill.arrow.schemas import is_string, unwritable
 from gristmill.errors import BadJob, BadSource, GristmillError
+from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
 from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lake import Datafile, Lake, Snapshot, datafile, labelled
@@ -27,6 +28,7 @@ NOTE = "gristmill"  # of a commit and of a schema: what is in it of deliveries
 PART = "gristmill.part"
 BATCH = 8192  # rows of a data file that are read together
 VERSIONS, DATA = "_versions", "data"
+_MADE_FIRST = {DATA, "_transactions"}  # what stands in the folder of a table before its first version does
 LISTED = 1000  # keys that are asked for one by one, for which an index is used; for more the key columns are read
 _LEAST = -(2**63)
 _REFUSED = (
@@ -55,7 +57,8 @@ class Lance:
         path = _path(place)
         if not os.path.isdir(above := os.path.dirname(place.path)):
             raise BadJob(f"{place.shown}: there is no folder {above}: make it, or give another path")
-        if os.path.isdir(path) and not os.path.isdir(os.path.join(path, VERSIONS)) and set(os.listdir(path)) - {DATA}:
+        names = set(LOCAL.names(path) if os.path.isdir(path) else ())  # once: the table may be made at this moment
+        if VERSIONS not in names and names - _MADE_FIRST:
             raise BadJob(f"{place.shown}: {path} has other files in it, and is no Lance table: give another path")
         return Lake(place, Table(place), path)
 

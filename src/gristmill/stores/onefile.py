@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone
+from gristmill.stores.contract import Load, Mark, Part, Place, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import check_beside, slices, told
 
@@ -54,7 +55,7 @@ class Format(Protocol):
 
 def checked(place: Place) -> None:
     """Raises BadJob for a path at which no file can be."""
-    folder = os.path.dirname(place.path)
+    folder = os.path.dirname(os.path.realpath(place.path))
     if not os.path.isdir(folder):
         raise BadJob(f"{place.shown}: there is no folder {folder}: make it, or give another path")
     if os.path.isdir(place.path):
@@ -67,8 +68,9 @@ class OneFile:
     def __init__(self, place: Place, form: Format) -> None:
         self._place = place
         self._form = form
-        self._folder, self._name = os.path.split(place.path)
-        self._gate = Gate(place.path, place.shown, PATIENCE)
+        self._path = os.path.realpath(place.path)  # a link stays one
+        self._folder, self._name = os.path.split(self._path)
+        self._gate = Gate(self._path, place.shown, PATIENCE)
 
     def check(self, load: Load) -> None:
         self._form.check(load)
@@ -85,15 +87,11 @@ class OneFile:
     def _runs(self, load: Load) -> dict[str, str]:
         """The staged files by the parts' ids."""
         folder = self._place_of(load.stage)
-        found = {}
-        for name in LOCAL.names(folder):
-            if name.endswith(".arrow"):
-                with pa.memory_map(os.path.join(folder, name)) as file:
-                    found[pa.ipc.open_file(file).schema.metadata[b"part"].decode()] = os.path.join(folder, name)
-        return found
+        paths = (os.path.join(folder, name) for name in LOCAL.names(folder) if name.endswith(".arrow"))
+        return {found[0]: path for path in paths if (found := _held(path)) is not None}
 
     def staged(self, load: Load) -> Mapping[str, int]:
-        return {part: _rows(path) for part, path in self._runs(load).items()}
+        return dict(held for path in self._runs(load).values() if (held := _held(path)) is not None)
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         with ThreadPoolExecutor(WRITERS) as writers:  # one computes while another's file is put on the disk
@@ -102,23 +100,25 @@ class OneFile:
     def _stage(self, load: Load, part: Part) -> None:
         folder = self._place_of(load.stage)
         target = os.path.join(folder, hashlib.sha256(part.id.encode()).hexdigest()[:24] + ".arrow")
-        if os.path.exists(target):
+        if _held(target) is not None:
             return
         os.makedirs(folder, exist_ok=True)
+        made = f"{target}.{secrets.token_hex(4)}.tmp"  # whoever else stages the same part has another
         about = {"part": part.id}
         schema = self._form.staged(load).with_metadata(about)
-        with open(f"{target}.tmp", "wb") as out:
-            with pa.ipc.new_file(out, schema) as writer:
-                for batch in part.batches():
-                    for piece in slices(batch):
-                        writer.write_batch(self._form.kept(piece, load).replace_schema_metadata(about))
-            LOCAL.sync(out)
-        os.replace(f"{target}.tmp", target)  # a part is whole, or not there
-        LOCAL.sync_folder(folder)
+        with in_staging(self._place.shown):
+            with open(made, "wb") as out:
+                with pa.ipc.new_file(out, schema) as writer:
+                    for batch in part.batches():
+                        for piece in slices(batch):
+                            writer.write_batch(self._form.kept(piece, load).replace_schema_metadata(about))
+                LOCAL.sync(out)
+            os.replace(made, target)  # a part is whole, or not there
+            LOCAL.sync_folder(folder)
 
     def count(self, load: Load | None) -> int:
         if load is not None:
-            return sum(_rows(path) for path in self._runs(load).values())
+            return sum(self.staged(load).values())
         return self._form.published()[1]
 
     # ------------------------------------------------ the atomic step
@@ -126,7 +126,7 @@ class OneFile:
     def publish(self, load: Load) -> None:
         self._gate.hold()  # of two deliverers, the second looks after the first has renamed
         try:
-            if not is_there(self.live(load.mark.sink), load.mark, self._place.shown):
+            if not is_there(self.live(load.mark.sink), load, self._place.shown):
                 self._replace(load)
         finally:
             self._gate.release()
@@ -144,7 +144,7 @@ class OneFile:
         if load.whole and rows != load.mark.rows:
             raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")
         LOCAL.settle([made])
-        os.replace(made, self._place.path)
+        os.replace(made, self._path)
         LOCAL.sync_folder(self._folder)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
@@ -157,10 +157,17 @@ class OneFile:
         self._gate.release()
 
 
-def _rows(path: str) -> int:
-    with pa.memory_map(path) as source:
-        reader = pa.ipc.open_file(source)
-        return sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
+def _held(path: str) -> tuple[str, int] | None:
+    """The part that a staged file holds, and its rows; None if it is not there, or cannot be read: then the part is
+    staged again.
+    """
+    try:
+        with pa.memory_map(path) as source:
+            reader = pa.ipc.open_file(source)
+            rows = sum(reader.get_batch(n).num_rows for n in range(reader.num_record_batches))
+            return reader.schema.metadata[b"part"].decode(), rows
+    except (pa.ArrowException, OSError, TypeError, KeyError, UnicodeDecodeError):
+        return None
 
 
 def read_runs(paths: Sequence[str]) -> Iterator[pa.RecordBatch]:

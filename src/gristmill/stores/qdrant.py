@@ -358,7 +358,7 @@ class Collections:
         """Whether it is now: False, and nothing has happened, if another one was quicker."""
         before, there = self._live()
         found = next((mark for mark in there if mark.sink == load.mark.sink), None)
-        if is_there(found, load.mark, self._place.shown):
+        if is_there(found, load, self._place.shown):
             return True
         refuse_gone(load, self.staged(load).values(), self._place.shown)
         staged = self._begin(load)[0]

@@ -254,7 +254,7 @@ class Server:
                 before, of, marks = self._client.hmget(self._prefix, "at", "buckets", "marks")
                 there = _marks(marks, self._place)
                 found = next((m for m in there if m.sink == load.mark.sink), None)
-                if is_there(found, load.mark, self._place.shown):
+                if is_there(found, load, self._place.shown):
                     return
                 check_beside(load, there, self._place.shown)
                 refuse_gone(load, self.staged(load).values(), self._place.shown)

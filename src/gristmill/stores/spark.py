@@ -435,7 +435,7 @@ def marks(location: str | None, place: Place) -> tuple[Mark, ...]:
 
 def _note(path: str) -> str:
     """What is said of a link, as the file is the sink's own."""
-    return f"{path.removesuffix('.tmp').removesuffix('.parquet')}.json"
+    return re.sub(r"(\.[0-9a-f]{8}\.tmp|\.parquet)$", "", path) + ".json"
 
 
 def _is_as_written(part: Part, schema: pa.Schema) -> bool:

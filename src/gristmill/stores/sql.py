@@ -278,7 +278,7 @@ class Tables:
                 self._note(session, load)
 
     def _is_there(self, session: Session, load: Load) -> bool:
-        return is_there(self._live(session, load.mark.sink), load.mark, self._place.shown)
+        return is_there(self._live(session, load.mark.sink), load, self._place.shown)
 
     def _apply(self, session: Session, load: Load) -> None:
         target, stage = self._db.target(), self._db.table(load.stage)

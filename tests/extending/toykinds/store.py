@@ -82,7 +82,7 @@ class Shelved:
 
     def publish(self, load: Load) -> None:
         """The rows and the mark are one file, which takes the place of the old one."""
-        if is_there(self.live(load.mark.sink), load.mark, self._place.shown):
+        if is_there(self.live(load.mark.sink), load, self._place.shown):
             return
         parts = [json.loads(path.read_text())["rows"] for path in self._folder(load).glob("*.json")]
         rows = {str([row[name] for name in load.key]): row for part in parts for row in part}
