@@ -28,7 +28,7 @@ def odd(batch: dict[str, Any]) -> dict[str, Any]:
     return {
         "y": np.where(x == 3, np.nan, x),
         "k": ["" if n == 2 else f"k{n:g}" for n in x],
-        "long": [f"{n:g}" + "z" * 600 * (n == 4) for n in x],
+        "long": [f"{n:g}" + "z" * 600 * int(n == 4) for n in x],
         "t": ["a\0b" if n == 5 else "t" for n in x],
         "v": vectors,
     }
@@ -62,5 +62,5 @@ def test_a_constraint_of_a_file_that_is_not_met(strange: str, tmp_path: Path) ->
 
     with duckdb.connect(str(tmp_path / "d")) as db:
         db.execute("CREATE TABLE t (id bigint, y double, k text UNIQUE, long text, t text CHECK (t = 't'), v float[3])")
-    with pytest.raises(gm.BadJob, match="DuckDB says: .*CHECK constraint failed"):
+    with pytest.raises(gm.BadJob, match=r"DuckDB says: .*CHECK constraint failed"):
         gm.deliver(strange, f"duckdb://{tmp_path}/d#t")

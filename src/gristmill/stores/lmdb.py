@@ -84,10 +84,11 @@ class Sorted:
     def kept(self, batch: pa.RecordBatch, load: Load) -> pa.RecordBatch:
         keys = packed_keys([batch.column(name) for name in load.key])
         shown, name = self._place.shown, ", ".join(load.key)
-        refuse(batch, pc.equal(keys, b""), f"{shown}: a key ({name}) is empty", "drop such rows, or give another key")
+        empty, way = f"{shown}: a key ({name}) is empty", "drop such rows, or give another key"
+        refuse(batch, pc.equal(keys, b""), empty, way, load.key)
         refuse_longer(batch, keys, load.key, LONGEST, shown)
         ours = f"{shown}: a key ({name}) is {MARKS!r}, under which marks are kept"
-        refuse(batch, pc.equal(keys, MARKS), ours, "give another key")
+        refuse(batch, pc.equal(keys, MARKS), ours, "give another key", load.key)
         return pa.record_batch([keys, packed_rows(batch)], schema=_RUN)
 
     def published(self) -> tuple[list[Mark], int]:

@@ -15,17 +15,21 @@ from gristmill.stores.vectors import matrix_of
 SHOWN, LONG = 4, 40  # columns of a row that are shown, and letters of a value
 
 
-def refuse(batch: pa.RecordBatch, wrong: pa.Array | np.ndarray, what: str, way: str) -> None:
-    """Raises BadJob, in which `what` is wrong and the `way` out stand, for the first row of a batch that is wrong."""
+def refuse(
+    batch: pa.RecordBatch, wrong: pa.Array | np.ndarray, what: str, way: str, columns: Sequence[str] = ()
+) -> None:
+    """Raises BadJob, in which `what` is wrong and the `way` out stand, for the first row of a batch that is wrong, with
+    its values of these columns.
+    """
     mask = np.asarray(pc.fill_null(wrong, False)) if isinstance(wrong, pa.Array) else wrong
     if mask.any():
-        raise BadJob(f"{what}, in the row with {_shown(batch.slice(int(mask.argmax()), 1))}: {way}")
+        raise BadJob(f"{what}, in the row with {_shown(batch.slice(int(mask.argmax()), 1), columns)}: {way}")
 
 
-def _shown(row: pa.RecordBatch) -> str:
+def _shown(row: pa.RecordBatch, columns: Sequence[str]) -> str:
     """Some values of a row, those that fit a line."""
-    plain = [field.name for field in row.schema if not pa.types.is_nested(field.type)][:SHOWN]
-    values = ((name, repr(row.column(name)[0].as_py())) for name in plain)
+    first = [field.name for field in row.schema if not pa.types.is_nested(field.type)][:SHOWN]
+    values = ((name, repr(row.column(name)[0].as_py())) for name in dict.fromkeys([*first, *columns]))
     return ", ".join(f"{name} = {text if len(text) <= LONG else f'{text[:LONG]}…'}" for name, text in values)
 
 
@@ -40,7 +44,7 @@ def refuse_nan(batch: pa.RecordBatch, shown: str, why: str) -> None:
     """Raises BadJob for NaN in a column of numbers."""
     for name, column in _columns(batch):
         if pa.types.is_floating(column.type):
-            refuse(batch, pc.is_nan(column), f"{shown}: column {name!r} has NaN, {why}", "replace it in a step")
+            refuse(batch, pc.is_nan(column), f"{shown}: column {name!r} has NaN, {why}", "replace it in a step", [name])
 
 
 def without_zero_bytes(batches: Iterable[pa.RecordBatch], shown: str, why: str) -> Iterator[pa.RecordBatch]:
@@ -49,14 +53,14 @@ def without_zero_bytes(batches: Iterable[pa.RecordBatch], shown: str, why: str) 
         for name, column in _columns(batch):
             if is_string(column.type):
                 what = f"{shown}: column {name!r} has a text with a zero byte, {why}"
-                refuse(batch, pc.match_substring(column, "\0"), what, "replace it in a step")
+                refuse(batch, pc.match_substring(column, "\0"), what, "replace it in a step", [name])
         yield batch
 
 
 def refuse_longer(batch: pa.RecordBatch, keys: pa.Array, key: Sequence[str], longest: int, shown: str) -> None:
     """Raises BadJob for a key, as bytes, that is longer than the store holds it."""
     wrong = f"{shown}: a key ({', '.join(key)}) has more than {longest} bytes"
-    refuse(batch, pc.greater(pc.binary_length(keys), longest), wrong, "give a shorter key, or a hash")
+    refuse(batch, pc.greater(pc.binary_length(keys), longest), wrong, "give a shorter key, or a hash", key)
 
 
 def refuse_hollow(batch: pa.RecordBatch, column: str, shown: str) -> None:
