@@ -20,6 +20,7 @@ import pytest
 import gristmill as gm
 from gristmill.commit.publication import published
 from gristmill.stores.delivery import Loading, Result, opened
+from gristmill.stores.postgres import Server
 
 NIGHTS: Mapping[str, range] = {"first": range(12), "second": range(10), "third": range(4, 14)}
 
@@ -241,6 +242,28 @@ def test_postgres_keeps_a_change_between_staging_and_the_switch(
         gm.deliver(nights["second"], to)
         assert database.execute(ALL).fetchone() == (10, 0, 9, "n2", "n2")
     assert database.execute(ABOUT).fetchall() == before
+
+
+@pytest.mark.parametrize(
+    "change", ["CREATE INDEX own ON t (y)", "CREATE VIEW o AS SELECT id FROM t", "ALTER TABLE t ADD o int"]
+)
+def test_postgres_keeps_a_change_right_before_the_switch(
+    change: str, postgres: str, database: Any, nights: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the staging table got was of the table that was."""
+    database.execute(f"CREATE TABLE t {TABLE}")
+    gm.deliver(nights["first"], f"{postgres}#area.t")
+    switch, before = Server.switch, []
+
+    def late(self: Server, session: Any, load: Any) -> None:
+        database.execute(change)
+        before.append(database.execute(ABOUT).fetchall())
+        switch(self, session, load)
+
+    monkeypatch.setattr(Server, "switch", late)
+    gm.deliver(nights["second"], f"{postgres}#area.t")
+    assert [database.execute(ABOUT).fetchall()] == before
+    assert database.execute(ALL).fetchone() == (10, 0, 9, "n2", "n2")
 
 
 @pytest.mark.parametrize("store", ["duckdb", "sqlite"])

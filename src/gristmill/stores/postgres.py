@@ -78,7 +78,7 @@ def _lasting(error: Any) -> bool:
     psycopg = require("psycopg", "postgres", "postgresql")
     known = psycopg.errors
     if isinstance(error, psycopg.IntegrityError):  # in the catalog it is of two that create one table at once
-        return error.diag.schema_name != "pg_catalog"
+        return bool(error.diag.schema_name != "pg_catalog")
     lasting = (known.ProgramLimitExceeded, known.InsufficientPrivilege, known.DependentObjectsStillExist)
     return isinstance(error, (psycopg.DataError, psycopg.NotSupportedError, *lasting))
 

@@ -489,7 +489,7 @@ class FileReader:
         own = [n for n in wanted if there.kind(n) is None and _affinity(declared[n]) == "NUMERIC"]
         keys = retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys
         asked_for = asked(keys, wanted, shown, texts=there.floats)
-        columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
+        columns = [_values(asked_for.column(n).combine_chunks()) for n in wanted]
         # By an index of the columns' collations, and as they are.
         same = (f"{quoted(n)} = ?{i} AND {quoted(n)}{BINARY} = ?{i}" for i, n in enumerate(wanted, 1))
         sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(same)} LIMIT 2"
