@@ -541,7 +541,7 @@ def test_delta_that_asks_more_of_its_writers(out: str, tmp_path: Path, mode: str
     assert delta(tmp_path).metadata().partition_columns == ["label"]
     assert len(DeltaTable(str(tmp_path / "scores")).partitions()) == (1 if mode == "replace" else 2)
     result = again(tmp_path, 1000)
-    with pytest.raises(gm.RunFailed, match=r"Delta Lake says: .*failed validation check"):
+    with pytest.raises(gm.BadJob, match=r"Delta Lake says: .*failed validation check"):
         gm.deliver(result, f"delta://{tmp_path}/scores", mode=mode, key="id")
     assert {row["id"]: row for row in delta(tmp_path).to_pyarrow_table().to_pylist()} == found
 

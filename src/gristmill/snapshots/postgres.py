@@ -19,7 +19,7 @@ from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.sql import counting, read_of, selected
 from gristmill.snapshots.times import checked
-from gristmill.stores.postgres import CONNECT
+from gristmill.stores.pgsession import CONNECT
 from gristmill.stores.sql import quoted
 
 RANGE = 128 << 20  # bytes of a table that are read by one statement, and become one file

@@ -53,11 +53,13 @@ from gristmill.stores.packing import (
     told,
     unpacking,
 )
+from gristmill.stores.refused import refuse_longer
 
 BUCKET = 1000  # rows a partition: of rows of some kilobytes, a few megabytes, which is what servers like
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
 BATCH_ROWS, BATCH_BYTES = 100, 64 << 10  # of a statement, whose rows are all of one partition
 AT_ONCE = 64  # statements under way
+LONGEST = 65_535  # bytes of a key
 PORT = 9042
 _OPTIONS = ("username", "password", "ssl", "local_dc")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,35}")  # with what is added, names have at most 48 characters
@@ -291,8 +293,9 @@ class Tables:
         with self._client.said():
             at, buckets = self._begin(load)
             for piece in gathered(batch for part in new for batch in part.batches()):
-                keys, rows = packed_keys([piece.column(name) for name in load.key]), packed_rows(piece)
-                self._write(at, buckets, keys, rows)
+                keys = packed_keys([piece.column(name) for name in load.key])
+                refuse_longer(piece, keys, load.key, LONGEST, self._place.shown)
+                self._write(at, buckets, keys, packed_rows(piece))
             for part in new:
                 put = "INSERT INTO {t}_parts (stage, part, held) VALUES (?, ?, ?)"
                 self._client.run(put, at, part.id, part.rows)

@@ -391,7 +391,8 @@ def _said(place: Place) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError, ValueError) as e:
-        raise StoreUnavailable(f"{place.shown}: Delta Lake says: {place.words(e)}") from e
+        told = f"{place.shown}: Delta Lake says: {place.words(e)}"
+        raise (BadJob(told) if "validation check" in str(e) else StoreUnavailable(told)) from e
 
 
 _SIMPLE = {**SIMPLE, pa.int8(): pa.int8(), pa.int16(): pa.int16(), pa.uint8(): pa.int16(), pa.uint16(): pa.int32()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from gristmill.arrow.spilling import quiet
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.startup import imported
+from gristmill.stores import references
 from gristmill.stores.contract import (
     Key,
     Load,
@@ -36,7 +38,22 @@ from gristmill.stores.contract import (
 from gristmill.stores.gate import Gate
 from gristmill.stores.keys import retold, uuid_text
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
-from gristmill.stores.sql import MARKS, ROWS, Nothing, Session, Tables, created, folded, latest, moved, named, quoted
+from gristmill.stores.sql import (
+    MARKS,
+    ROWS,
+    Nothing,
+    Session,
+    Tables,
+    as_staged,
+    created,
+    extended,
+    folded,
+    latest,
+    merged,
+    moved,
+    named,
+    quoted,
+)
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
@@ -158,7 +175,9 @@ class File:
         except BaseException as e:
             self.close()  # which rolls back
             if isinstance(e, duckdb.Error):
-                raise StoreUnavailable(f"{self._place.shown}: DuckDB says: {self._place.words(e)}") from e
+                told = f"{self._place.shown}: DuckDB says: {self._place.words(e)}"
+                lasting = isinstance(e, (duckdb.DataError, duckdb.IntegrityError))  # of values that it refuses
+                raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
             raise
 
     def alone(self, session: Session) -> None:
@@ -186,6 +205,11 @@ class File:
     def binary(self, kind: str) -> str:
         return " COLLATE C" if kind == "VARCHAR" else ""
 
+    def fits(self, session: Session, load: Load) -> None:
+        """Other tables may refer to this one."""
+        if load.mode != "append" and session.columns(self.target()):
+            self._referring(session, load)
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
 
@@ -196,14 +220,63 @@ class File:
         """Nothing: it joins by hashes of the key."""
 
     def switch(self, session: Session, load: Load) -> None:
-        """Rename the staging table; where indices or constraints hang on the target, its rows are replaced."""
+        """Rename the staging table; where indices or constraints hang on the target, or it has other columns by now,
+        its rows are replaced; where others refer to them by key, so that only rows that go are deleted.
+        """
         stage, target = self.table(load.stage), self.target()
-        if session.columns(target) and self._bound(session):
+        if not session.columns(target):
+            session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
+        elif found := self._referring(session, load):
+            references.refuse_referenced(session, self, found, load, self._place.shown)
+            extended(session, target, stage, load.schema.names)
+            merged(session, self, stage, load, delete=True)
+            session.run(f"DROP TABLE {stage}")
+        elif self._bound(session) or not as_staged(session, target, stage, load.schema.names):
             moved(session, target, stage, load.schema.names)
         else:
-            session.run(f"DROP TABLE IF EXISTS {target}")
+            session.run(f"DROP TABLE {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
         self.indexed(session, load)
+
+    def _referring(self, session: Session, load: Load) -> list[references.Reference]:
+        """The foreign keys of other tables that refer to the target. Raises BadJob if its rows cannot be updated by the
+        key that they refer to.
+        """
+        rows = session.run(
+            "SELECT constraint_name, table_name, referenced_column_names, constraint_column_names FROM "
+            "duckdb_constraints() WHERE constraint_type = 'FOREIGN KEY' AND schema_name = ? AND referenced_table = ?",
+            *(self._schema, self._table),
+        )
+        found = [
+            references.Reference(name, self.table(table), table == self._table, tuple(here), tuple(there), "r")
+            for name, table, here, there in rows
+        ]
+        if all(reference.own for reference in found):
+            return []
+        if load.mode == "replace":
+            references.refuse_unkeyed(found, load, self._place.shown)
+        columns, fixed = session.columns(self.target()), self._indexed(session).union(load.index)
+        for name in load.schema.names:
+            kind = columns.get(name, "")
+            if name not in load.key and ("]" in kind or "MAP(" in kind or name in fixed):
+                raise BadJob(
+                    f"{self._place.shown}: {found[0]}, and DuckDB does not update column {name!r} ({kind}) in such a "
+                    "table, as it has an index or lists: leave it out of the result (drop=), or deliver to another one"
+                )
+        return found
+
+    def _indexed(self, session: Session) -> set[str]:
+        """The columns of the target that have an index or are unique. Trap: there, and in columns of lists, DuckDB
+        updates a value by taking its row out and putting it back, for which a foreign key does not let it.
+        """
+        where, at = "schema_name = ? AND table_name = ?", (self._schema, self._table)
+        unique = f"SELECT unnest(constraint_column_names) FROM duckdb_constraints() WHERE {where} AND constraint_type"
+        rows = session.run(f"{unique} IN ('UNIQUE', 'PRIMARY KEY')", *at)
+        texts = session.run(f"SELECT expressions FROM duckdb_indexes() WHERE {where}", *at)
+        named = " ".join(row[0] for row in texts)
+        return {row[0] for row in rows}.union(
+            n for n in session.columns(self.target()) if n in re.findall(r"\w+", named)
+        )
 
     def _bound(self, session: Session) -> bool:
         """Whether the target has indices, constraints, defaults or comments, which a rename would lose."""

@@ -19,12 +19,13 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.schemas import plain
 from gristmill.arrow.spilling import spilling_to
-from gristmill.errors import BadJob, RunFailed
+from gristmill.errors import BadJob
 from gristmill.files.disk import LOCAL
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store
 from gristmill.stores.indexread import FORMAT, MAGIC, Engine, File, FileReader, footer, opened
 from gristmill.stores.onefile import OneFile, checked, read_runs
 from gristmill.stores.packing import check_packed, crc32s, packed_keys, packed_rows
+from gristmill.stores.refused import refuse_endless
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, width_of
 
 ALIGNED = 64  # bytes, as Arrow likes its buffers
@@ -89,11 +90,7 @@ class Built:
         column = self._about(load).column
         at = batch.schema.get_field_index(column)
         vectors = _bare(batch.column(at))
-        values, valid = matrix_of(vectors, where := f"{self._place.shown}: column {column!r}")
-        if not np.isfinite(values[valid]).all():
-            raise RunFailed(
-                f"{where} has a vector with NaN or infinity in it, to which nothing is near: drop such rows"
-            )
+        refuse_endless(batch, column, self._place.shown)
         rest = batch.set_column(at, pa.field(column, pa.null()), pa.nulls(batch.num_rows))
         keys = packed_keys([batch.column(name) for name in load.key])
         return pa.record_batch([keys, packed_rows(rest), vectors], schema=_rows_of(vectors.type))

@@ -24,7 +24,7 @@ import pyarrow as pa
 from gristmill.arrow.batches import regrouped
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.schemas import plain, wider
-from gristmill.errors import BadJob, RunFailed, did_you_mean
+from gristmill.errors import BadJob, did_you_mean
 from gristmill.files.disk import LOCAL
 from gristmill.sinks.parquet import worth_a_dictionary
 from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
@@ -231,7 +231,7 @@ class Lake:
                     if columns[-1].null_count and not field.nullable:
                         raise Lossy("it has nulls, which the table does not take")
                 except (Lossy, pa.ArrowException) as e:
-                    raise RunFailed(f"{self._place.shown}: column {field.name!r} of {part.path}: {e}") from e
+                    raise BadJob(f"{self._place.shown}: column {field.name!r} of {part.path}: {e}") from e
             yield pa.record_batch(columns, schema=schema)
 
     def count(self, load: Load | None) -> int:

@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 
 from gristmill.arrow.spilling import spilling_to
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.errors import BadJob, BadSource
 from gristmill.process.extras import require
 from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs
 from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
+from gristmill.stores.refused import refuse, refuse_longer
 
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
@@ -82,16 +83,12 @@ class Sorted:
 
     def kept(self, batch: pa.RecordBatch, load: Load) -> pa.RecordBatch:
         keys = packed_keys([batch.column(name) for name in load.key])
-        lengths = pc.min_max(pc.binary_length(keys)).as_py()
-        if lengths["max"] is not None and (lengths["max"] > LONGEST or lengths["min"] == 0):
-            wrong = f"has {lengths['max']} bytes, and at most {LONGEST} are held" if lengths["min"] else "is empty"
-            raise RunFailed(
-                f"{self._place.shown}: a key ({', '.join(load.key)}) {wrong}: give a shorter key, or a hash"
-            )
-        if pc.any(pc.equal(keys, MARKS)).as_py():
-            raise RunFailed(
-                f"{self._place.shown}: a key ({', '.join(load.key)}) is {MARKS!r}, under which marks are kept"
-            )
+        shown, name = self._place.shown, ", ".join(load.key)
+        empty, way = f"{shown}: a key ({name}) is empty", "drop such rows, or give another key"
+        refuse(batch, pc.equal(keys, b""), empty, way, load.key)
+        refuse_longer(batch, keys, load.key, LONGEST, shown)
+        ours = f"{shown}: a key ({name}) is {MARKS!r}, under which marks are kept"
+        refuse(batch, pc.equal(keys, MARKS), ours, "give another key", load.key)
         return pa.record_batch([keys, packed_rows(batch)], schema=_RUN)
 
     def published(self) -> tuple[list[Mark], int]:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
@@ -54,7 +53,8 @@ from gristmill.stores.contract import (
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
-from gristmill.stores.vectors import Indexed, indexed, matrix_of, searched
+from gristmill.stores.refused import refuse_endless
+from gristmill.stores.vectors import Indexed, indexed, searched
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
 TIMEOUT = 60  # seconds for an answer
@@ -314,11 +314,7 @@ class Collections:
         from qdrant_client import models
 
         about = self._vectors(load)
-        values, valid = matrix_of(batch.column(about.column), where := f"{self._place.shown}: column {about.column!r}")
-        if not np.isfinite(values[valid]).all():
-            raise RunFailed(
-                f"{where} has a vector with NaN or infinity in it, to which nothing is near: drop such rows"
-            )
+        values, valid = refuse_endless(batch, about.column, self._place.shown)
         rest = _texts(pa.Table.from_batches([batch]).drop_columns([about.column]))
         payloads = [json.loads(line) for piece in json_lines(rest) for line in bytes(piece).splitlines()]
         vectors = [{about.column: v} if there else {} for v, there in zip(values.tolist(), valid.tolist(), strict=True)]

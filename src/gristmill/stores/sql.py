@@ -109,6 +109,12 @@ class Database(Protocol):
         """
         ...
 
+    def fits(self, session: Session, load: Load) -> None:
+        """Before anything is scored: raises BadJob for what would keep these rows from the target later, such as rights
+        that are missing, or what hangs on it. Changes nothing.
+        """
+        ...
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         """Create the staging table if it is not there."""
         ...
@@ -124,7 +130,9 @@ class Database(Protocol):
         ...
 
     def switch(self, session: Session, load: Load) -> None:
-        """Make the staging table the target, in this transaction. Indices, grants and views of the target stay."""
+        """Make the staging table the target, in this transaction. Indices, grants and views of the target stay, as it
+        is now: others may have changed it since the staging table was made.
+        """
         ...
 
     def indexed(self, session: Session, load: Load) -> None:
@@ -162,6 +170,7 @@ class Tables:
 
     def check(self, load: Load) -> None:
         with self._db.session(write=False) as session:
+            self._db.fits(session, load)
             self._columns(session, load)
             self._beside(session, load)
 
@@ -274,6 +283,7 @@ class Tables:
             if not self._is_there(session, load):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
+                self._columns(session, load)  # of a target that others may have changed
                 self._apply(session, load)
                 self._note(session, load)
 
@@ -285,34 +295,17 @@ class Tables:
         if load.mode == "replace":
             self._db.switch(session, load)
             return
-        there, columns = session.columns(target), session.columns(stage)
-        if not there:
-            session.run(f"CREATE TABLE {target} ({_defined(columns)})")
-        for name, kind in columns.items():
-            if there and name not in there:
-                session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
-        names = load.schema.names
-        listed = ", ".join(map(quoted, names))
-        same = " AND ".join(self._same(n, (there or columns)[n]) for n in load.key)
+        names, columns = load.schema.names, session.columns(stage)
+        if not session.columns(target):
+            created(session, target, columns)
+        extended(session, target, stage, names)
         if load.mode == "append":
+            listed = ", ".join(map(quoted, names))
             session.run(f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {stage}")
         else:
-            if load.delete:
-                session.run(f"DELETE FROM {target} AS t WHERE NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {same})")
-            if values := [n for n in names if n not in load.key]:
-                sets = ", ".join(f"{quoted(n)} = s.{quoted(n)}" for n in values)
-                session.run(f"UPDATE {target} AS t SET {sets} FROM {stage} AS s WHERE {same}")
-            session.run(
-                f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {stage} AS s "
-                f"WHERE NOT EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
-            )
+            merged(session, self._db, stage, load, delete=load.delete)
         session.run(f"DROP TABLE {stage}")
         self._db.indexed(session, load)
-
-    def _same(self, name: str, kind: str) -> str:
-        """A row's key as the staged row has it: by an index of the column's collation, and as it is."""
-        own, staged, binary = f"t.{quoted(name)}", f"s.{quoted(name)}", self._db.binary(kind)
-        return f"{own} = {staged}" + (f" AND {own}{binary} = {staged}{binary}" if binary else "")
 
     def _note(self, session: Session, load: Load) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
@@ -362,15 +355,52 @@ def created(session: Session, table: str, columns: Mapping[str, str]) -> None:
     session.run(f"CREATE TABLE {table} ({_defined(columns)})")
 
 
+def as_staged(session: Session, target: str, stage: str, new: Sequence[str]) -> bool:
+    """Whether the staging table has the columns that the target has now, and beside them only `new` ones."""
+    there, staged = (list(session.columns(table).items()) for table in (target, stage))
+    return staged[: len(there)] == there and all(name in new for name, _ in staged[len(there) :])
+
+
+def extended(session: Session, target: str, stage: str, columns: Sequence[str]) -> None:
+    """Add those of the result's columns that the target does not have."""
+    there = session.columns(target)
+    for name, kind in session.columns(stage).items():
+        if name in columns and name not in there:
+            session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
+
+
 def moved(session: Session, target: str, stage: str, columns: Sequence[str], *, truncate: bool = False) -> None:
     """Put the staged rows in the place of the target's, one transaction: all that hangs on the target stays, and
     columns that the result does not have get their defaults.
     """
-    there = session.columns(target)
-    for name, kind in session.columns(stage).items():
-        if name not in there:
-            session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
+    extended(session, target, stage, columns)
     names = ", ".join(map(quoted, columns))
     session.run(f"TRUNCATE {target}" if truncate else f"DELETE FROM {target}")
     session.run(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage}")
     session.run(f"DROP TABLE {stage}")
+
+
+def same_key(session: Session, database: Database, load: Load, row: str = "t") -> str:
+    """Whether a `row` of the target has the key of the staged row `s`, in SQL: by an index of the column's collation,
+    and as it is.
+    """
+    kinds, told = session.columns(database.target()), []
+    for name in load.key:
+        own, staged, binary = f"{row}.{quoted(name)}", f"s.{quoted(name)}", database.binary(kinds[name])
+        told += [f"{own} = {staged}"] + ([f"{own}{binary} = {staged}{binary}"] if binary else [])
+    return " AND ".join(told)
+
+
+def merged(session: Session, database: Database, stage: str, load: Load, *, delete: bool) -> None:
+    """Put the staged rows among those of the target by their key; with `delete` rows of other keys go."""
+    target, names, same = database.target(), load.schema.names, same_key(session, database, load)
+    if delete:
+        session.run(f"DELETE FROM {target} AS t WHERE NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {same})")
+    if values := [n for n in names if n not in load.key]:
+        sets = ", ".join(f"{quoted(n)} = s.{quoted(n)}" for n in values)
+        session.run(f"UPDATE {target} AS t SET {sets} FROM {stage} AS s WHERE {same}")
+    listed = ", ".join(map(quoted, names))
+    session.run(
+        f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {stage} AS s "
+        f"WHERE NOT EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
+    )

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from gristmill.arrow.schemas import plain, unwritable
 from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, BadSource, RunFailed
+from gristmill.errors import BadJob, BadSource
 from gristmill.job.uris import in_uri
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
@@ -40,7 +40,20 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
-from gristmill.stores.sql import MARKS, PARTS, Nothing, Session, Tables, created, folded, latest, moved, quoted
+from gristmill.stores.refused import refuse_hollow, refuse_nan
+from gristmill.stores.sql import (
+    MARKS,
+    PARTS,
+    Nothing,
+    Session,
+    Tables,
+    as_staged,
+    created,
+    folded,
+    latest,
+    moved,
+    quoted,
+)
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
@@ -110,7 +123,9 @@ class File:
         except BaseException as e:
             self.close()  # which rolls back
             if isinstance(e, sqlite3.Error):
-                raise StoreUnavailable(f"{self._place.shown}: SQLite says: {self._place.words(e)}") from e
+                told = f"{self._place.shown}: SQLite says: {self._place.words(e)}"
+                lasting = isinstance(e, (sqlite3.IntegrityError, sqlite3.DataError))  # of values that it refuses
+                raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
             raise
 
     def alone(self, session: Session) -> None:
@@ -144,6 +159,9 @@ class File:
     def binary(self, kind: str) -> str:
         return BINARY
 
+    def fits(self, session: Session, load: Load) -> None:
+        """Nothing more: whoever may write the file may write the table, and foreign keys are not enforced."""
+
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
 
@@ -159,11 +177,12 @@ class File:
             self.indexed(session, load)
 
     def switch(self, session: Session, load: Load) -> None:
-        """Rename the staging table; where indices, constraints or triggers of others hang on the target, its rows are
-        replaced.
+        """Rename the staging table; where indices, constraints or triggers of others hang on the target, or it has
+        other columns by now, its rows are replaced.
         """
         stage, target = self.table(load.stage), self.target()
-        if session.columns(target) and self._bound(session):
+        there = session.columns(target)
+        if there and (self._bound(session) or not as_staged(session, target, stage, load.schema.names)):
             moved(session, target, stage, load.schema.names)
         else:
             session.run(f"DROP TABLE IF EXISTS {target}")
@@ -222,7 +241,10 @@ class Transaction:
         names, marks = ", ".join(map(quoted, schema.names)), ", ".join("?" * len(schema.names))
         sql, rows = f"INSERT INTO {table} ({names}) VALUES ({marks})", 0
         for batch in batches:
-            columns = [_values(batch.column(i), f, self._place.shown) for i, f in enumerate(schema)]
+            refuse_nan(batch, self._place.shown, "which SQLite stores as null")
+            for vectors in (f.name for f in schema if _is_vector(plain(f.type))):
+                refuse_hollow(batch, vectors, self._place.shown)
+            columns = [_values(batch.column(i)) for i in range(len(schema))]
             self._connection.executemany(sql, zip(*columns, strict=True))
             rows += batch.num_rows
         return rows
@@ -309,38 +331,29 @@ def _is_plain(kind: pa.DataType) -> bool:
     return any(f(kind) for f in (t.is_integer, t.is_boolean, t.is_string, t.is_large_string, t.is_null, _is_bytes))
 
 
-def _values(column: pa.Array, field: pa.Field, shown: str) -> list[Any]:
-    """A column as SQLite's values. Raises RunFailed for NaN, which it would make null."""
+def _values(column: pa.Array) -> list[Any]:
+    """A column as SQLite's values. It has no NaN, which would become null."""
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if (bare := plain(column.type)) != column.type:
         column = column.cast(bare)
     t = pa.types
     if t.is_floating(bare):
-        if pc.any(pc.is_nan(column)).as_py():
-            raise RunFailed(
-                f"{shown}: column {field.name!r} has NaN, which SQLite stores as null: replace it in a step"
-            )
         return list(column.cast(pa.float64()).to_pylist())
     if t.is_duration(bare):
         return list(column.cast(pa.int64()).to_pylist())
     if _is_plain(bare):
         return list(column.to_pylist())
     if _is_vector(bare):
-        return _packed(column, field, shown)
+        return _packed(column)
     texts = json_texts(column)
     return list((texts if t.is_nested(bare) else pc.utf8_trim(texts, '"')).to_pylist())
 
 
-def _packed(column: pa.Array, field: pa.Field, shown: str) -> list[bytes | None]:
+def _packed(column: pa.Array) -> list[bytes | None]:
     width, kind = column.type.list_size, column.type.value_type.to_pandas_dtype()
     filled = column.fill_null([0.0] * width) if column.null_count else column
-    flat = filled.flatten()
-    if flat.null_count:
-        raise RunFailed(
-            f"{shown}: column {field.name!r} has vectors with a null in them, which their bytes cannot hold"
-        )
-    data = np.ascontiguousarray(flat.to_numpy(zero_copy_only=False), np.dtype(kind).newbyteorder("<"))
+    data = np.ascontiguousarray(filled.flatten().to_numpy(zero_copy_only=False), np.dtype(kind).newbyteorder("<"))
     rows = data.reshape(len(column), width)
     return [row.tobytes() if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
 
@@ -477,7 +490,7 @@ class FileReader:
         own = [n for n in wanted if there.kind(n) is None and _affinity(declared[n]) == "NUMERIC"]
         keys = retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys
         asked_for = asked(keys, wanted, shown, texts=there.floats)
-        columns = [_values(asked_for.column(n).combine_chunks(), pa.field(n, k), shown) for n, k in wanted.items()]
+        columns = [_values(asked_for.column(n).combine_chunks()) for n in wanted]
         # By an index of the columns' collations, and as they are.
         same = (f"{quoted(n)} = ?{i} AND {quoted(n)}{BINARY} = ?{i}" for i, n in enumerate(wanted, 1))
         sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(same)} LIMIT 2"

@@ -12,7 +12,7 @@ import pyarrow as pa
 from gristmill.arrow.rows import picked
 from gristmill.arrow.schemas import plain
 from gristmill.arrow.topython import to_rows
-from gristmill.errors import BadJob, RunFailed, did_you_mean
+from gristmill.errors import BadJob, did_you_mean
 from gristmill.stores.contract import Load, Metric, Near, Row, Search
 
 _AT_ONCE = 4 << 20  # numbers of float64 that are compared together
@@ -95,15 +95,15 @@ def columns_in(schema: pa.Schema) -> dict[str, int]:
 
 
 def matrix_of(column: pa.Array, where: str) -> tuple[np.ndarray, np.ndarray]:
-    """The vectors of a column, as a matrix of its kind of floats, and which of its rows have one. Raises RunFailed for
-    a vector with a null in it.
+    """The vectors of a column, as a matrix of its kind of floats, and which of its rows have one. Raises BadJob for a
+    vector with a null in it.
     """
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     width, valid = column.type.list_size, np.asarray(column.is_valid())
     flat = (column.fill_null([0.0] * width) if column.null_count else column).flatten()
     if flat.null_count:
-        raise RunFailed(f"{where} has vectors with a null in them: replace it in a step")
+        raise BadJob(f"{where} has vectors with a null in them: replace it in a step")
     return flat.to_numpy(zero_copy_only=False).reshape(len(column), width), valid
 
 

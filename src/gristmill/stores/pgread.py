@@ -1,0 +1,219 @@
+"""Looking rows up in Postgres, by key and by vector; also in tables that others made."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from gristmill.arrow.schemas import plain
+from gristmill.arrow.topython import to_plain
+from gristmill.commit.generation import decode_schema
+from gristmill.errors import BadJob, BadKey, BadSource
+from gristmill.process.extras import require
+from gristmill.sinks.jsonread import from_json
+from gristmill.stores import pgtable, pgvector
+from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Search, StoreUnavailable
+from gristmill.stores.keys import number_text, retold
+from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeated
+from gristmill.stores.pgsession import Transaction, base, connected, schema_of
+from gristmill.stores.sql import MARKS, latest, quoted
+from gristmill.stores.vectors import searched
+
+Found = TypeVar("Found")
+# The types of values in columns; keys of columns that others made with another one are given as text.
+_HELD = {
+    "smallint": pa.int16(), "integer": pa.int32(), "bigint": pa.int64(), "boolean": pa.bool_(), "real": pa.float32(),
+    "double precision": pa.float64(), "date": pa.date32(), "bytea": pa.binary(),
+    "timestamp without time zone": pa.timestamp("us"), "timestamp with time zone": pa.timestamp("us", "UTC"),
+    "time without time zone": pa.time64("us"), "interval": pa.duration("us"),
+}  # fmt: skip
+_WHOLE = {"character": "bpchar", "bit": "bit varying"}  # types that are of length 1 where none is said
+_TEXTS = ("text", "character varying", "character", "citext", "name")
+
+
+@dataclass(frozen=True)
+class There:
+    """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
+
+    table: str
+    columns: Mapping[str, str]
+    mark: Mark | None
+    schema: pa.Schema
+
+    def kind(self, name: str) -> pa.DataType | None:
+        """The type that a column was delivered with; None for one of others."""
+        return self.schema.field(name).type if name in self.schema.names else None
+
+    def key_type(self, name: str) -> pa.DataType:
+        """The type by which keys of a column are read."""
+        kind, column = self.kind(name), self.columns[name]
+        if kind is None:
+            return pa.uuid() if column == "uuid" else _HELD.get(base(column), pa.string())
+        held = pa.decimal128(38, 0) if pa.types.is_integer(plain(kind)) and base(column) == "numeric" else None
+        held = _HELD.get(column, held)
+        return kind if held is None else covering(kind, held)
+
+    @property
+    def listed(self) -> str:
+        """The columns in SQL, of the table `t`, as they are read."""
+        return ", ".join(f"t.{quoted(n)}{_read_as(kind)}" for n, kind in self.columns.items())
+
+    def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+        """Rows of these columns, as they were delivered."""
+        made = {
+            name: _restored([row[i] for row in found], self.kind(name), column)
+            for i, (name, column) in enumerate(self.columns.items())
+        }
+        return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
+
+
+class ServerReader:
+    """Looks rows up in a table."""
+
+    def __init__(self, place: Place, key: tuple[str, ...]) -> None:
+        self._place = place
+        self._key = key
+        self._lock = threading.Lock()
+        self._connection: Any = None
+
+    def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        return self._reading(lambda session: self._found(session, keys))
+
+    def nearest(self, search: Search) -> Near:
+        """By an index of pgvector, if there is one for this metric; else every vector is read."""
+        return self._reading(lambda session: self._nearest(session, search))
+
+    def _reading(self, what: Callable[[Transaction], Found]) -> Found:
+        """Under one snapshot, over a connection that is made anew if it was lost."""
+        psycopg = require("psycopg", "postgres", self._place.shown)
+        with self._lock:
+            for attempt in range(2):
+                fresh = self._connection is None or self._connection.closed
+                try:
+                    if fresh:
+                        self._connection = connected(self._place)
+                        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                    with self._connection.transaction():
+                        return what(Transaction(self._connection, self._place.shown))
+                except psycopg.errors.UndefinedTable:
+                    raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
+                except psycopg.DataError as e:
+                    raise BadKey(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
+                except psycopg.Error as e:
+                    self._drop()
+                    if attempt or fresh or not isinstance(e, psycopg.OperationalError):  # else the server was restarted
+                        raise StoreUnavailable(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
+        raise AssertionError("unreachable")
+
+    def _there(self, session: Transaction) -> There:
+        schema, _, name = self._place.name.rpartition(".")
+        before = f"{quoted(schema)}." if schema else ""
+        table = f"{before}{quoted(name)}"
+        # Before the snapshot is taken: no other table gets this name until the transaction is over.
+        session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
+        mark = self._mark(session, f"{quoted(schema or schema_of(session, name))}.{quoted(MARKS)}", name)
+        return There(table, session.columns(table), mark, decode_schema(mark.schema) if mark else pa.schema([]))
+
+    def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
+        there, shown = self._there(session), self._place.shown
+        kinds = {n: there.key_type(n) for n in there.columns}
+        wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
+        if lists := [n for n in wanted if there.columns[n].endswith("[]")]:
+            raise BadJob(f"{shown}: column {lists[0]!r} is {there.columns[lists[0]]}: rows are not found by lists")
+        own = [n for n in wanted if there.kind(n) is None and base(there.columns[n]) == "numeric"]
+        asked_for = asked(retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys, wanted, shown)
+        if not keys:
+            return there.mark, []
+        wants = list(zip(*(_given(asked_for.column(n), kind) for n, kind in wanted.items()), strict=True))
+        # No text here has a zero byte, and the server takes none; nor has a row a null in its key.
+        once = [k for k in dict.fromkeys(wants) if not any(v is None or (isinstance(v, str) and "\0" in v) for v in k)]
+        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+        if once:
+            said = session.run(self._query(there, list(wanted)), *map(list, zip(*once, strict=True)))
+            for (number, *_), row in zip(said, there.rows([row[1:] for row in said]), strict=True):
+                if (key := once[number - 1]) in rows:
+                    raise repeated(shown, list(wanted), key)
+                rows[key] = row
+        return there.mark, [rows.get(key) for key in wants]
+
+    @staticmethod
+    def _query(there: There, names: Sequence[str]) -> str:
+        """The rows of some keys, with the numbers of these: the server compares values, as it has types that Python has
+        not, and texts as they are, whatever collation their column has.
+        """
+        bases = [base(there.columns[n]) for n in names]
+        given = ", ".join(f"?::{_WHOLE.get(base, base)}[]" for base in bases)
+        heads = ", ".join([*(f"k{i}" for i in range(len(names))), "n"])
+        same = [f"t.{quoted(n)} = a.k{i}" for i, n in enumerate(names)]
+        texts = [(f"t.{quoted(n)}", f"a.k{i}") for i, n in enumerate(names) if bases[i] in _TEXTS]
+        same += [f'{own}::text COLLATE "C" = {asked}::text COLLATE "C"' for own, asked in texts]
+        listed = f"unnest({given}) WITH ORDINALITY AS a({heads})"
+        return f"SELECT a.n, {there.listed} FROM {there.table} AS t JOIN {listed} ON {' AND '.join(same)}"
+
+    def _nearest(self, session: Transaction, search: Search) -> Near:
+        there, shown = self._there(session), self._place.shown
+        widths = {n: int(kind[7:-1]) for n, kind in there.columns.items() if kind.startswith("vector(")}
+        column = searched(widths, search, shown)
+        metric: Metric = search.metric or pgvector.indexed_by(session, there.table, column) or "cosine"
+        found = pgvector.nearest(session, f"{there.table} AS t", f"t.{quoted(column)}", there.listed, search, metric)
+        rows = [there.rows([row[1:] for row in one]) for one in found]
+        return Near(there.mark, metric, rows, [[float(row[0]) for row in one] for one in found])
+
+    def _mark(self, session: Transaction, marks: str, table: str) -> Mark | None:
+        pgtable.refuse_rights(
+            session, marks, ("SELECT",), f"{self._place.shown}: {MARKS} tells how rows were delivered"
+        )
+        return latest(session, marks, table, self._place.shown)
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+
+def _given(values: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
+    """Values of a key column as the client takes them."""
+    found = to_plain(values)
+    if isinstance(kind, pa.UuidType):
+        return [None if value is None else uuid.UUID(bytes=value) for value in found]
+    return found
+
+
+def _read_as(kind: str) -> str:
+    """What a column is read as: values of Python, or JSON."""
+    if base(kind) == "vector":
+        return "::real[]"
+    return "::text" if kind in ("json", "jsonb") else ""
+
+
+def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[Any]:
+    """Postgres's values as they were delivered; as the column has them, if `kind` does not hold them without loss."""
+    if kind is None:
+        return values
+    bare, t = plain(kind), pa.types
+    if t.is_nested(bare) and any(isinstance(v, str) for v in values):
+        return to_plain(from_json(pa.array(values, pa.string()), bare))
+    if t.is_integer(bare) and base(column) == "numeric":
+        return [int(v) if v is not None and v == v.to_integral_value() else v for v in values]
+    if (held := _values_of(column)) is None:
+        return values if t.is_null(bare) else to_plain(pa.array(values, bare))
+    return to_plain(as_delivered(pa.chunked_array([pa.array(values, held)]), bare))
+
+
+def _values_of(column: str) -> pa.DataType | None:
+    """The type that holds all values of a column as they are read; None where these tell it themselves."""
+    if base(column) == "vector":
+        return pa.list_(pa.float32())
+    if column.endswith("[]"):
+        inner = _HELD.get(column.removesuffix("[]"))
+        return None if inner is None else pa.list_(inner)
+    return _HELD.get(column)

@@ -1,0 +1,200 @@
+"""What hangs on a table of Postgres, as its catalog tells: what a table that takes its place would not have, which
+others refer to it, and the rights that a role has there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from gristmill.errors import BadJob
+from gristmill.stores.contract import Load
+from gristmill.stores.references import Reference
+from gristmill.stores.sql import Session, quoted
+
+# Whatever depends on the table or its row type, but for its own indices, defaults, constraints and toast, which the
+# staging table gets; and what `LIKE` leaves out.
+_HANGS = """
+SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (
+    c.relkind <> 'r' OR c.relispartition OR c.relhassubclass OR c.relrowsecurity OR c.reloftype <> 0
+    OR c.relowner <> (SELECT oid FROM pg_roles WHERE rolname = current_user)
+    OR c.relpersistence <> 'p' OR c.relreplident <> 'd' OR c.reltablespace <> 0 OR c.reloptions IS NOT NULL
+    OR c.relam <> (SELECT a.oid FROM pg_am a WHERE a.amname = current_setting('default_table_access_method'))
+    OR EXISTS (SELECT FROM pg_class t WHERE t.oid = c.reltoastrelid AND t.reloptions IS NOT NULL)
+    OR EXISTS (SELECT FROM aclexplode(c.relacl) a WHERE a.grantor <> c.relowner)
+    OR EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)
+    OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND (
+        a.attacl IS NOT NULL OR a.attoptions IS NOT NULL OR coalesce(a.attstattarget, -1) >= 0))
+    OR EXISTS (SELECT FROM pg_constraint k WHERE k.conrelid = c.oid AND NOT k.convalidated)
+    OR EXISTS (SELECT FROM pg_index x JOIN pg_class o ON o.oid = x.indexrelid WHERE x.indrelid = c.oid AND (
+        x.indisclustered OR o.reltablespace <> 0
+        OR o.reloptions IS NOT NULL AND EXISTS (SELECT FROM pg_constraint k WHERE k.conindid = o.oid)
+        OR EXISTS (SELECT FROM pg_description t WHERE t.objoid = o.oid AND t.classoid = 'pg_class'::regclass)
+        OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = o.oid AND coalesce(a.attstattarget, -1) >= 0)))
+    OR EXISTS (SELECT FROM pg_description t JOIN pg_constraint k ON k.oid = t.objoid
+        WHERE t.classoid = 'pg_constraint'::regclass AND k.conrelid = c.oid)
+    OR EXISTS (SELECT FROM pg_seclabel s WHERE s.objoid = c.oid AND s.classoid = 'pg_class'::regclass)
+    OR EXISTS (SELECT FROM pg_subscription_rel s WHERE s.srrelid = c.oid)
+    OR EXISTS (SELECT FROM pg_publication_tables p JOIN pg_namespace n ON n.nspname = p.schemaname
+        WHERE n.oid = c.relnamespace AND p.tablename = c.relname)
+    OR EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
+        AND d.refclassid = 'pg_extension'::regclass)
+    OR EXISTS (SELECT FROM pg_depend d WHERE (
+            d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid
+            OR d.refclassid = 'pg_type'::regclass AND d.refobjid IN (
+                SELECT t.oid FROM pg_type t WHERE t.oid = c.reltype OR t.typelem = c.reltype))
+        AND NOT CASE d.classid
+            WHEN 'pg_type'::regclass THEN EXISTS (
+                SELECT FROM pg_type t WHERE t.oid = d.objid AND (t.oid = c.reltype OR t.typelem = c.reltype))
+            WHEN 'pg_class'::regclass THEN d.objid IN (c.oid, c.reltoastrelid) OR EXISTS (
+                SELECT FROM pg_index x WHERE x.indexrelid = d.objid AND x.indrelid = c.oid)
+            WHEN 'pg_attrdef'::regclass THEN EXISTS (
+                SELECT FROM pg_attrdef f WHERE f.oid = d.objid AND f.adrelid = c.oid)
+            WHEN 'pg_constraint'::regclass THEN EXISTS (
+                SELECT FROM pg_constraint k WHERE k.oid = d.objid AND k.conrelid = c.oid
+                AND k.contype IN ('c', 'n', 'p', 'u', 'x'))
+            ELSE false END))
+"""
+# What a table and one that was made like it have alike: its columns in order, and its constraints that are no index.
+_COLUMNS = """
+SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity::text, a.attgenerated::text,
+    a.attcollation, a.attstorage::text, a.attcompression::text, pg_get_expr(f.adbin, f.adrelid),
+    col_description(a.attrelid, a.attnum)
+FROM pg_attribute a LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
+WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+_CHECKS = """
+SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = to_regclass(?) AND contype = 'c'
+ORDER BY conname
+"""
+_REFERENCES = """
+SELECT f.conname, format('%I.%I', n.nspname, o.relname), f.conrelid = f.confrelid,
+    ARRAY(SELECT a.attname::text FROM unnest(f.confkey) WITH ORDINALITY k(at, n)
+        JOIN pg_attribute a ON a.attrelid = f.confrelid AND a.attnum = k.at ORDER BY k.n),
+    ARRAY(SELECT a.attname::text FROM unnest(f.conkey) WITH ORDINALITY k(at, n)
+        JOIN pg_attribute a ON a.attrelid = f.conrelid AND a.attnum = k.at ORDER BY k.n),
+    f.confdeltype::text, has_table_privilege(f.conrelid, 'SELECT') AND NOT row_security_active(f.conrelid)
+FROM pg_constraint f JOIN pg_class o ON o.oid = f.conrelid JOIN pg_namespace n ON n.oid = o.relnamespace
+WHERE f.contype = 'f' AND f.confrelid = to_regclass(?) AND NOT (f.confdeltype = 'a' AND f.condeferrable)
+ORDER BY 1, 2
+"""
+
+
+def hangs(session: Session, table: str) -> bool:
+    """Whether anything hangs on a table, or is set for it, that another one in its place would not have: then it is to
+    stay the table that it is.
+    """
+    return bool(session.run(_HANGS, table))
+
+
+def made_like(session: Session, stage: str, table: str, new: Sequence[str]) -> bool:
+    """Whether a table is still as another one was when this was made like it, but for `new` columns at the end: else
+    somebody has changed that meanwhile.
+    """
+    there, staged = session.run(_COLUMNS, table), session.run(_COLUMNS, stage)
+    if staged[: len(there)] != there or any(row[0] not in new for row in staged[len(there) :]):
+        return False
+    return session.run(_CHECKS, table) == session.run(_CHECKS, stage)
+
+
+def keeps_rows(session: Session, table: str) -> bool:
+    """Whether rows that are deleted would not just go: policies may hide some from this role, and triggers and rules of
+    others do what they do then. TRUNCATE passes them by.
+    """
+    sql = (
+        "SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (row_security_active(c.oid) OR EXISTS (SELECT FROM "
+        "pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type = '4') OR EXISTS (SELECT FROM pg_trigger g WHERE "
+        "g.tgrelid = c.oid AND NOT g.tgisinternal AND g.tgtype & 8 <> 0))"
+    )
+    return bool(session.run(sql, table))
+
+
+# ---------------------------------------------------------------- other tables
+
+
+def references(session: Session, table: str) -> list[Reference]:
+    """The foreign keys of other tables that refer to a table, for which a row that is deleted and inserted again has
+    been gone; beside them those of its own. What is looked at when the transaction ends alone is none of them.
+    """
+    rows = session.run(_REFERENCES, table)
+    found = [Reference(name, at, own, tuple(h), tuple(t), how, bool(r)) for name, at, own, h, t, how, r in rows]
+    return found if any(not reference.own for reference in found) else []
+
+
+# ---------------------------------------------------------------- rights
+
+
+def refuse_rights(session: Session, table: str, rights: Sequence[str], shown: str) -> None:
+    """Raises BadJob for rights that the role does not have on a table that is there."""
+    rows = session.run(
+        "SELECT r, quote_ident(current_user) FROM unnest(?::text[]) AS r WHERE to_regclass(?) IS NOT NULL AND NOT CASE "
+        "WHEN r IN ('SELECT', 'INSERT', 'UPDATE') THEN has_any_column_privilege(to_regclass(?), r) "
+        "ELSE has_table_privilege(to_regclass(?), r) END",
+        *(list(rights), table, table, table),
+    )
+    if rows:
+        lacking, role = ", ".join(row[0] for row in rows), rows[0][1]
+        raise BadJob(f"{shown}: role {role} may not {lacking}: GRANT {lacking} ON {table} TO {role}")
+
+
+def refuse_schema(session: Session, schema: str, shown: str) -> None:
+    """Raises BadJob for a schema that is not there, or in which the role may not create what is staged."""
+    rows = session.run(
+        "SELECT quote_ident(current_user), has_schema_privilege(n.oid, 'USAGE') AND "
+        "has_schema_privilege(n.oid, 'CREATE') FROM pg_namespace n WHERE n.nspname = ?",
+        schema,
+    )
+    if not rows:
+        raise BadJob(f"{shown}: there is no schema {schema}: CREATE SCHEMA {quoted(schema)}, or name another")
+    if not rows[0][1]:
+        role = rows[0][0]
+        raise BadJob(
+            f"{shown}: role {role} may not create tables in schema {schema}, where rows are staged: "
+            f"GRANT USAGE, CREATE ON SCHEMA {quoted(schema)} TO {role}"
+        )
+
+
+def owned(session: Session, table: str) -> bool:
+    """Whether the role may change a table."""
+    sql = "SELECT pg_has_role(c.relowner, 'USAGE') FROM pg_class c WHERE c.oid = to_regclass(?)"
+    return bool(session.run(sql, table)[0][0])
+
+
+def refuse_changes(session: Session, table: str, load: Load, indexed: Collection[str], shown: str) -> None:
+    """Raises BadJob for columns and indices that are to be added to a table of another role, and for a column of the
+    result whose values the table makes itself.
+    """
+    own = {row[0]: row[3] for row in session.run(_COLUMNS, table)}
+    if made := next((name for name in load.schema.names if own.get(name) == "a"), None):
+        raise BadJob(
+            f"{shown}: column {made!r} is GENERATED ALWAYS AS IDENTITY, so that the table makes its values: leave "
+            f"it out of the result (drop=), or ALTER COLUMN {quoted(made)} SET GENERATED BY DEFAULT"
+        )
+    if owned(session, table):
+        return
+    new = [f"column {name!r}" for name in load.schema.names if name not in own]
+    new += [f"an index of {name!r}" for name in load.index if name not in indexed]
+    if new:
+        raise BadJob(f"{shown}: {', '.join(new)} cannot be added, as another role owns the table: let that one do it")
+
+
+# ---------------------------------------------------------------- kinds of tables
+
+
+def refuse_kind(session: Session, table: str, load: Load, shown: str) -> None:
+    """Raises BadJob for a view, whose rows are those of another table."""
+    kind = session.run("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(?)", table)[0][0]
+    if kind == "m" or (kind == "v" and load.mode == "replace"):
+        raise BadJob(f"{shown}: is a view, whose rows cannot be replaced: deliver to the table that they are in")
+
+
+def refuse_missing(session: Session, table: str, rows: int, shown: str) -> None:
+    """Raises BadJob if a table's triggers or rules have kept rows from it."""
+    sql = (
+        "SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (EXISTS (SELECT FROM pg_rewrite r WHERE "
+        "r.ev_class = c.oid) OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal))"
+    )
+    if session.run(sql, table) and (count := session.run(f"SELECT count(*) FROM {table}")[0][0]) != rows:
+        raise BadJob(
+            f"{shown}: {rows:,} rows were inserted, and the table has {count:,} then: its triggers or rules take or "
+            "add some; drop these, or deliver to a table without them"
+        )

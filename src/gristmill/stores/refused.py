@@ -1,0 +1,83 @@
+"""Values that a store does not hold: told with their row, as a BadJob, as to deliver the same again does not help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gristmill.arrow.schemas import is_string, plain
+from gristmill.errors import BadJob
+from gristmill.stores.vectors import matrix_of
+
+SHOWN, LONG = 4, 40  # columns of a row that are shown, and letters of a value
+
+
+def refuse(
+    batch: pa.RecordBatch, wrong: pa.Array | np.ndarray, what: str, way: str, columns: Sequence[str] = ()
+) -> None:
+    """Raises BadJob, in which `what` is wrong and the `way` out stand, for the first row of a batch that is wrong, with
+    its values of these columns.
+    """
+    mask = np.asarray(pc.fill_null(wrong, False)) if isinstance(wrong, pa.Array) else wrong
+    if mask.any():
+        raise BadJob(f"{what}, in the row with {_shown(batch.slice(int(mask.argmax()), 1), columns)}: {way}")
+
+
+def _shown(row: pa.RecordBatch, columns: Sequence[str]) -> str:
+    """Some values of a row, those that fit a line."""
+    first = [field.name for field in row.schema if not pa.types.is_nested(field.type)][:SHOWN]
+    values = ((name, repr(row.column(name)[0].as_py())) for name in dict.fromkeys([*first, *columns]))
+    return ", ".join(f"{name} = {text if len(text) <= LONG else f'{text[:LONG]}…'}" for name, text in values)
+
+
+def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
+    """The columns by name, as values of plain types."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        bare = column.storage if isinstance(column, pa.ExtensionArray) else column
+        yield name, bare if (kind := plain(bare.type)) == bare.type else bare.cast(kind)
+
+
+def refuse_nan(batch: pa.RecordBatch, shown: str, why: str) -> None:
+    """Raises BadJob for NaN in a column of numbers."""
+    for name, column in _columns(batch):
+        if pa.types.is_floating(column.type):
+            refuse(batch, pc.is_nan(column), f"{shown}: column {name!r} has NaN, {why}", "replace it in a step", [name])
+
+
+def without_zero_bytes(batches: Iterable[pa.RecordBatch], shown: str, why: str) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises BadJob for a zero byte in a text."""
+    for batch in batches:
+        for name, column in _columns(batch):
+            if is_string(column.type):
+                what = f"{shown}: column {name!r} has a text with a zero byte, {why}"
+                refuse(batch, pc.match_substring(column, "\0"), what, "replace it in a step", [name])
+        yield batch
+
+
+def refuse_longer(batch: pa.RecordBatch, keys: pa.Array, key: Sequence[str], longest: int, shown: str) -> None:
+    """Raises BadJob for a key, as bytes, that is longer than the store holds it."""
+    wrong = f"{shown}: a key ({', '.join(key)}) has more than {longest} bytes"
+    refuse(batch, pc.greater(pc.binary_length(keys), longest), wrong, "give a shorter key, or a hash", key)
+
+
+def refuse_hollow(batch: pa.RecordBatch, column: str, shown: str) -> None:
+    """Raises BadJob for a vector with a null in it."""
+    values = batch.column(column)
+    values = values.storage if isinstance(values, pa.ExtensionArray) else values
+    width = values.type.list_size
+    flat = (values.fill_null([0.0] * width) if values.null_count else values).flatten()
+    if flat.null_count:
+        hollow = np.asarray(flat.is_null()).reshape(len(values), width).any(axis=1)
+        refuse(batch, hollow, f"{shown}: column {column!r} has a vector with a null in it", "replace it in a step")
+
+
+def refuse_endless(batch: pa.RecordBatch, column: str, shown: str) -> tuple[np.ndarray, np.ndarray]:
+    """The vectors of a column, as `matrix_of` gives them. Raises BadJob for one to which nothing is near."""
+    refuse_hollow(batch, column, shown)
+    values, valid = matrix_of(batch.column(column), where := f"{shown}: column {column!r}")
+    wrong = valid & ~np.isfinite(values).all(axis=1)
+    refuse(batch, wrong, f"{where} has a vector with NaN or infinity in it, to which nothing is near", "drop such rows")
+    return values, valid

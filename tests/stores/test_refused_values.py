@@ -1,0 +1,66 @@
+"""Values that a store does not hold end a delivery with exit 2, as no repeat helps, and are told with their row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import gristmill as gm
+
+STRANGE = {
+    "sqlite://{folder}/s.sqlite#t": ("", r"column 'y' has NaN, which SQLite stores as null, in the row with id = 3, "),
+    "lmdb://{folder}/empty": ("k", r"a key \(k\) is empty, in the row with id = 2, "),
+    "lmdb://{folder}/long": ("long", r"a key \(long\) has more than 511 bytes, in the row with id = 4, "),
+    "usearch://{folder}/u": ("id", r"column 'v' has a vector with NaN or infinity in it, .* row with id = 6, "),
+    "qdrant://{folder}/q#t": ("id", r"column 'v' has a vector with NaN or infinity in it, .* row with id = 6, "),
+    "{postgres}#strange": ("", r"column 't' has a text with a zero byte, .* row with id = 5, .*'a\\x00b'"),
+}
+
+
+def odd(batch: dict[str, Any]) -> dict[str, Any]:
+    """In each row something that one of the stores does not take."""
+    x, vectors = batch["x"], np.ones((len(batch["x"]), 3), np.float32)
+    vectors[x == 6] = np.inf
+    return {
+        "y": np.where(x == 3, np.nan, x),
+        "k": ["" if n == 2 else f"k{n:g}" for n in x],
+        "long": [f"{n:g}" + "z" * 600 * int(n == 4) for n in x],
+        "t": ["a\0b" if n == 5 else "t" for n in x],
+        "v": vectors,
+    }
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A sink with such rows."""
+    out = tmp_path_factory.mktemp("strange") / "out"
+    rows = pa.table({"id": np.arange(10), "x": np.arange(10, dtype=np.float64)})
+    returns = {"y": "float64", "k": "string", "long": "string", "t": "string", "v": "float32[3]"}
+    gm.Job(rows, gm.model(odd, returns=returns), gm.sink(str(out), keep="id"), workers=0, on_nan="keep").run()
+    return str(out)
+
+
+@pytest.mark.parametrize("store", STRANGE)
+def test_a_value_that_a_store_does_not_hold(store: str, strange: str, tmp_path: Path, request: Any) -> None:
+    """The column, the row and the way out; nothing says that the same command delivers it."""
+    server = request.getfixturevalue("postgres") if "{postgres}" in store else ""
+    key, told = STRANGE[store]
+    to = gm.to(store.format(folder=tmp_path, postgres=server), **({"key": key} if key else {}))
+    with pytest.raises(gm.BadJob, match=told) as refused:
+        gm.deliver(strange, to)
+    assert "to run again delivers nothing until that is mended" in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+def test_a_constraint_of_a_file_that_is_not_met(strange: str, tmp_path: Path) -> None:
+    """In the words of the store, and exit 2, too."""
+    import duckdb
+
+    with duckdb.connect(str(tmp_path / "d")) as db:
+        db.execute("CREATE TABLE t (id bigint, y double, k text UNIQUE, long text, t text CHECK (t = 't'), v float[3])")
+    with pytest.raises(gm.BadJob, match=r"DuckDB says: .*CHECK constraint failed"):
+        gm.deliver(strange, f"duckdb://{tmp_path}/d#t")
