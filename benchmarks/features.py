@@ -18,7 +18,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -190,7 +189,9 @@ def as_graph(forest: Any) -> Any:
     """A forest of scikit-learn as a graph with one TreeEnsembleClassifier, whose answers are its probabilities."""
     from onnx import TensorProto, helper
 
-    nodes: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "featureids", "values", "modes", "true", "false")}
+    nodes: dict[str, list[Any]] = {
+        k: [] for k in ("treeids", "nodeids", "featureids", "values", "modes", "true", "false")
+    }
     leaves: dict[str, list[Any]] = {k: [] for k in ("treeids", "nodeids", "ids", "weights")}
     for number, estimator in enumerate(forest.estimators_):
         tree = estimator.tree_
@@ -265,7 +266,9 @@ def check(out: Path) -> None:
     column = next(n for n in ours.column_names if n != "id")
     a, b = (np.stack(t.sort_by("id")[n].to_numpy()) for t, n in ((ours, column), (theirs, "probabilities")))
     if len(a) != len(b) or not np.allclose(a, b, atol=1e-5):
-        raise ValueError(f"{out}: {len(a)} and {len(b)} rows, up to {np.abs(a - b).max() if len(a) == len(b) else 0} apart")
+        raise ValueError(
+            f"{out}: {len(a)} and {len(b)} rows, up to {np.abs(a - b).max() if len(a) == len(b) else 0} apart"
+        )
 
 
 def measured(kind: str, columns: int, rounds: int, data: Path, env: dict[str, str]) -> Line:

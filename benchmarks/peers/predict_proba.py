@@ -1,4 +1,6 @@
-"""Features scored by the library's own call: one process, the whole file. `python predict_proba.py MODEL SOURCE TARGET`"""
+"""Features scored by the library's own call, the whole file in one process:
+`python predict_proba.py MODEL SOURCE TARGET`.
+"""
 
 from __future__ import annotations
 

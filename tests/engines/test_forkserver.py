@@ -22,6 +22,7 @@ import pytest
 from pretended import Feed, Stages, Worker
 
 import gristmill as gm
+from gristmill.driver.warmup import SMALL
 from gristmill.engines import forkserver, interpreter
 from gristmill.engines.forkserver import NAME, Child
 from gristmill.engines.interpreter import Spares
@@ -150,11 +151,16 @@ def has_pandas(batch: dict) -> dict:
 _had: bool | None = None
 
 
-def test_forks_find_pandas_imported(tmp_path: Path) -> None:
-    """pyarrow imports it when it is first given a list, and that takes longer than a small job does."""
-    (tmp_path / "rows.jsonl").write_text('{"id": 1}\n{"id": 2}\n')
-    rows = gm.apply(str(tmp_path / "rows.jsonl"), fn=has_pandas, workers=1)
-    assert rows["had"].to_pylist() == [True, True]
+def test_many_forks_find_pandas_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pyarrow imports it when it is first given a list: three workers share it, and one does not wait for what it may
+    never need.
+    """
+    pq.write_table(pa.table({"id": range(1_200_000)}), tmp_path / "rows.parquet", compression="none")
+    assert (tmp_path / "rows.parquet").stat().st_size > SMALL
+    monkeypatch.setenv("A_SERVER", "of this test's own")
+    for workers in (1, 3):
+        rows = gm.apply(str(tmp_path / "rows.parquet"), fn=has_pandas, workers=workers, limit=2)
+        assert rows["had"].to_pylist() == [workers == 3] * 2
 
 
 JOB = """
@@ -168,7 +174,7 @@ forkserver.ForkServer.__init__ = lambda self, born, imports: (begun.append(impor
 """
 SKLEARN_JOB = """
 gm.predict("rows.parquet", model="model.skops", features=["x"], keep=["x"], workers=1)
-assert "sklearn" in sys.modules and len(begun) == 1 and {"sklearn.base", "skops.io"} <= set(begun[0]), begun
+assert len(begun) == 1 and {"sklearn.base", "gristmill.models.skopsfile"} <= set(begun[0]), begun
 """
 TORCH_JOB = """
 import torch
@@ -190,8 +196,8 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("library", ["sklearn", "torch"])
 @pytest.mark.few(1)
 def test_forks_find_a_library_imported(library: str, tmp_path: Path) -> None:
-    """scikit-learn is imported by one server while the driver does so, too, which sets variables: no reason for another
-    server. Of torch, what a script imports above its model; forks use as many threads as they are given.
+    """scikit-learn is imported by one server, and sets variables: no reason for another one. Of torch, what a script
+    imports above its model; forks use as many threads as they are given.
     """
     if library == "sklearn":
         skops_io = pytest.importorskip("skops.io")

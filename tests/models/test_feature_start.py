@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
@@ -17,9 +18,12 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
 import gristmill as gm
+from gristmill.driver.planning import QUICK_FEATURES, budget_of
 from gristmill.fingerprint.diskcache import file_digest
+from gristmill.job.options import BatchPlan, Running
 from gristmill.job.specs import SklearnModel
 from gristmill.models import kinds
+from gristmill.models.contract import ModelInfo, Place
 from gristmill.worker.describing import Describer, DescribeStages
 
 RNG = np.random.default_rng(0)
@@ -112,14 +116,15 @@ def test_what_cython_brings_is_no_code_of_the_user(source: Path, tmp_path: Path)
     assert kinds.describe(spec, pq.read_schema(source)).code == ()
 
 
-def test_quick_calls_grow(source: Path, tmp_path: Path) -> None:
-    """Calls of a model of features take more rows while they are quick, as those of functions do."""
-    rows = 60_000
-    many = pa.table({"id": np.arange(rows), **{c: RNG.random(rows) for c in COLUMNS}})
-    model = tmp_path / "model.joblib"
-    joblib.dump(fitted(LogisticRegression(), source), model)
-    spec = SklearnModel(str(model), allow_pickle=True, sha256=file_digest(model))
-    report = gm.run(gm.Job(many, spec, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1))
-    assert report.rows_ok == rows
-    (shard,) = {f for f in (tmp_path / "out" / "_gristmill").glob("g*/receipts/*0.json")} or {None}
-    assert shard is not None
+def test_quick_calls_grow() -> None:
+    """Calls of a model of features on a CPU take more rows while they are quick, as those of functions do, unless their
+    number was given.
+    """
+
+    def plan(rows: int | str, device: str = "cpu") -> BatchPlan:
+        job = SimpleNamespace(running=Running(batch_rows=rows))
+        return budget_of(SimpleNamespace(info=ModelInfo("m"), job=job, place=Place(device)))  # type: ignore[arg-type]
+
+    assert (plan("auto").rows, plan("auto").quick) == (1024, QUICK_FEATURES)
+    assert (plan(500).rows, plan(500).quick) == (500, None)
+    assert plan("auto", "cuda").quick is None

@@ -30,7 +30,8 @@ class Tallied:
     from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
     `flying` is how many requests to an endpoint were in flight at most, summed over the workers. `per_worker` has what
     each worker did, in the order in which they started, without those that committed nothing; `slowest` are the shards
-    whose rows took longest in the model, the slowest first. `threads` is what the threads of workers that have ended did with their time, in seconds.
+    whose rows took longest in the model, the slowest first. `threads` is what the threads of workers that have ended
+    did with their time, in seconds.
     """
 
     counts: Counts
@@ -133,7 +134,8 @@ class Tally:
         return Tallied(
             self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run,
             sum(self._flying.values()), self._shards_done, self._resumed, paces,
-            tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)), dict(self._threads),
+            tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)),
+            dict(self._threads),
         )  # fmt: skip
 
     @property

@@ -21,8 +21,10 @@ IMPORTS = (
     "gristmill.sources.parquet",
     "gristmill.sinks.parquet",
     "pyarrow.parquet",
-    "gristmill.arrow.pandasahead",
 )
+# pandas takes longer to import than all of these, and workers wait for it. pyarrow imports it when it is given a list
+# of Python, which many jobs never do: so it is imported ahead only for more workers than these, which share its pages.
+AHEAD, FEW = "gristmill.arrow.pandasahead", 2
 # Libraries that start no thread when they are imported, and take long: what this process has of them, because a script
 # imported it above its model, workers will need, too.
 LARGE = ("torch",)
@@ -34,7 +36,9 @@ def start(spec: JobSpec) -> None:
     wanted = [*getattr(spec.model, "imports", ()), *(name for name in LARGE if name in sys.modules)]
     # Forks of a process that has a library built for GPUs are untried where there are some.
     ahead = [] if machine.gpus() else list(dict.fromkeys(wanted))
-    imports = (*IMPORTS, *ahead)
+    workers = spec.engine.workers if isinstance(spec.engine.workers, int) else machine.cores()
+    several = workers > FEW and not _small(spec.source)
+    imports = (*IMPORTS, *([AHEAD] if several else []), *ahead)
     SPARES.start(spec.engine, machine.cores(), imports, most=1 if _small(spec.source) else MOST)
 
 

@@ -28,9 +28,9 @@ class Slow:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run on a sink: when it was, who ran what, how it ended. Times are seconds since 1970; `pace` has seconds
-    since the run began, and the source rows that were done by then; `phases` the seconds of each, which add up to its
-    `seconds`, and `threads` what those of all workers did with their time, likewise. A run that is still "running" and whose process is
-    gone was killed.
+    since the run began, and the source rows that were done by then. `phases` are the seconds of each, which add up to
+    `seconds`, and `threads` what those of all workers did with their time. A run that is still "running" and whose
+    process is gone was killed.
     """
 
     run: str

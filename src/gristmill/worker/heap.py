@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -9,6 +11,11 @@ import sys
 # New objects after which Python looks for garbage (it says 700), and of these looks, each how many goes deeper. With
 # thousands of rows in flight, looking through them took a quarter of a request's time.
 GARBAGE = (10_000, 20, 50)
+# mallopt(3): from which size arrays are mapped by themselves, at most half of what a thread's heap is made of; and how
+# much freed memory at the end of a heap is kept.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+LARGE, FREED = 32 << 20, 64 << 20
+_LIMITS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 def resident() -> int:
@@ -36,6 +43,19 @@ def use_jemalloc() -> None:
 
     if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ and "jemalloc" in pa.supported_memory_backends():
         pa.set_memory_pool(pa.jemalloc_memory_pool())
+
+
+def keep_freed() -> None:
+    """Let glibc keep what is freed for what is allocated next, up to some megabytes a thread, unless somebody has set
+    its limits. As it comes, it gives arrays of 128 KB and more back at once, and the kernel clears each page anew: of 3
+    million rows of 16 features 160,000 pages, a fifth of what the workers computed, with this 42,000.
+    """
+    if any(name in os.environ for name in _LIMITS):
+        return
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, LARGE)
+        mallopt(_TRIM_THRESHOLD, FREED)
 
 
 def collect_rarely() -> None:

@@ -42,9 +42,7 @@ class Uncounted(RunFailed):
 class ShardCommit:
     """One attempt at one shard's output. `add` windows in order, then `finish`; or `abort`."""
 
-    def __init__(
-        self, recipe: Recipe, prepare: Prepare, task: Task, files: Files, clock: Clock | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, prepare: Prepare, task: Task, files: Files, clock: Clock | None = None) -> None:
         """`clock`: that of the thread that writes."""
         self._clock = clock or Clock()
         self._recipe = recipe

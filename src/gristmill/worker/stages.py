@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gristmill.process.messages import Emit, Item
 from gristmill.process.startup import thread_variables
-from gristmill.worker.heap import collect_rarely, use_jemalloc
+from gristmill.worker.heap import collect_rarely, keep_freed, use_jemalloc
 from gristmill.worker.recipe import LEAST_BEGUN, Recipe, most_begun
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class ShardStages:
     def open(self, name: str, emit: Emit) -> ShardWorker:
         if self.timed:
             use_jemalloc()
+            keep_freed()
             if self.recipe.place.at_once:
                 collect_rarely()
         worker = ShardWorker(self, name)
