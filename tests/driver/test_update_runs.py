@@ -577,7 +577,9 @@ def test_rows_of_a_file_that_cannot_be_read_are_not_gone(tmp_path: Path, asked: 
         night()
     assert len(rows(tmp_path)) == 150
     (tmp_path / "in" / "1.parquet").write_bytes(whole)
-    assert night().updated == {"kept": 100, "scored": 50, "gone": 0} and len(rows(tmp_path)) == 150
+    asked.rows()  # the night that was held back has asked for what is new
+    assert night().updated == {"kept": 150, "scored": 0, "gone": 0} and len(rows(tmp_path)) == 150
+    assert asked.rows() == [] and [r["shout"] for r in rows(tmp_path)][100:] == [f"NEW {i}" for i in range(100, 150)]
 
     (tmp_path / "in" / "1.parquet").write_bytes(whole[: len(whole) // 2])
     with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed):

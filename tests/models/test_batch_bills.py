@@ -73,6 +73,7 @@ def test_max_cost_holds_for_answers_that_no_row_takes(server: BatchServer, tmp_p
     assert e.value.report is not None and e.value.report.used["cost"] == 8 * billed(told)
 
 
+@pytest.mark.long
 def test_max_cost_holds_where_answers_take_more_than_max_tokens(server: BatchServer, tmp_path: Path) -> None:
     """The row that is asked alone shows it: then only few are under way until it is known what they take."""
     server.set(odd={"usage": {"prompt_tokens": 4, "completion_tokens": 200}})
@@ -119,6 +120,7 @@ def test_a_batch_of_which_nothing_is_needed_is_not_waited_for(
     assert "batch_0: under way at the provider, and not waited for" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_answers_in_batches_are_told_as_kept(server: BatchServer, tmp_path: Path) -> None:
     """A run that stops tells all that is paid and kept for the next one, also what that fetches of batches."""
     with pytest.raises(RunFailed, match=r"max_cost 90: \$\d+\.\d+ are spent, and what comes next might cost") as e:

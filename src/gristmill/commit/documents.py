@@ -135,7 +135,8 @@ class Matched:
 class PlanDocument(Described, what="plan"):
     """`plan.json`. `only` names the file with the rows of a retry; `tables` are "files" and "shards". Of a job with
     `update`: how rows are `matched`; the generation's own `kept` are the files by which answers of the result before
-    are found (keptindex.py), and `updates` the number of that publication.
+    are found (keptindex.py), and those of unfinished runs that shards inherit (inherited.py), and `updates` the number
+    of that publication (0: there is none).
     """
 
     reads: Reads

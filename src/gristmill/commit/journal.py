@@ -19,6 +19,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from gristmill.commit.allowance import Allowance
+from gristmill.commit.inherited import Inherited
 from gristmill.commit.once import Once
 from gristmill.files.contract import Files
 from gristmill.files.disk import LocalFiles, join
@@ -64,6 +65,9 @@ class Journal:
     `before` is what all that was answered in earlier attempts has taken (models.contract.USED), in this run or another;
     the first rows' part is in that of the first shard. `notes` are those that earlier attempts at this shard have made,
     in the order in which each made them.
+
+    `inherits` are shards of earlier generations that were given up: what they were answered is as if an earlier attempt
+    at this shard had been, and is gone with its journal.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Journal:
         holds: Callable[[Place], bool] | None = None,
         secrets: tuple[Secret, ...] = (),
         once: Callable[[], Once] | None = None,
+        inherits: Sequence[Inherited] = (),
     ) -> None:
         self.allowance = allowance
         self.once = once
@@ -110,9 +115,20 @@ class Journal:
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
                     data = files.read(join(self._folder, name))
                     self._read(data, own or shard == 0, ours, None if own else holds, ended)
+        self._inherited = [path for one in inherits for path in self._of_before(one)]
+        for path in self._inherited:
+            with contextlib.suppress(FileNotFoundError):  # the same
+                self._read(files.read(path), True, False, None, ended)
         for key, firsts in self._firsts.items():
             for _ in range(min(len(firsts), ended[key])):
                 firsts.popleft()
+
+    def _of_before(self, one: Inherited) -> list[str]:
+        """The journals of a shard of an earlier generation; the first rows' answers are with those of shard 0."""
+        folder = join(one.folder, "journal")
+        labels = (f"{self._label(one.shard)}.", *([f"{PROBE}."] if one.shard == 0 else []))
+        names = sorted(self._files.names(folder))
+        return [join(folder, name) for name in names if name.startswith(labels) and not name.endswith(".tmp")]
 
     @staticmethod
     def _label(shard: int | None) -> str:
@@ -285,6 +301,8 @@ class Journal:
         for name in self._files.names(self._folder):
             if name.startswith(of):
                 self._files.remove(join(self._folder, name))
+        for path in self._inherited:
+            self._files.remove(path)
 
     def _stored(self) -> None:
         with self._storing:
@@ -351,6 +369,12 @@ def notes(folder: str, files: Files) -> list[Any]:
             records = _records(files.read(join(folder, name)))
             found += [json.loads(kept) for key, kept in records if key == _NOTE]
     return found
+
+
+def shards(folder: str, files: Files) -> set[int]:
+    """The shards of which there are answers, the first rows' with those of shard 0; `folder` is the generation's."""
+    labels = {n.partition(".")[0] for n in files.names(join(folder, "journal")) if not n.endswith(".tmp")}
+    return {0 if label == PROBE else int(label) for label in labels}
 
 
 def answered(folder: str, files: Files, committed: Container[int]) -> dict[str, float]:

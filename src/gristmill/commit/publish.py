@@ -173,6 +173,16 @@ def linked(generation: Generation, latest: Publication) -> bool:
     return bool(strange) and not strange.isdisjoint(committed(generation))
 
 
+def hide(generation: Generation, latest: Publication | None) -> None:
+    """Remove visible files that a run of an unfinished generation had linked when it was stopped, before it published:
+    its work files stay.
+    """
+    names = set[str]() if latest is None else {name for (name,) in latest.live().tuples("name")}
+    visible = [join(generation.root, name) for name in committed(generation) if name not in names]
+    _each(generation.files, generation.files.remove, visible)
+    _gone(generation.files, visible)
+
+
 # ---------------------------------------------------------------- what a publication replaces
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
@@ -24,7 +24,8 @@ from gristmill.observe import units
 class Chosen(Opened):
     """The generation that a run works on, the source files that belong to it, and the publication that it adds to.
     `plan` is that of an earlier run which this one resumes; `later` are files left for the next run to append. `watch`
-    looks for files that the code itself writes. `updates` is the publication whose answers an update may keep.
+    looks for files that the code itself writes. `updates` is the publication whose answers an update may keep, and
+    `carries` are unfinished generations that it gives up and whose answers it may keep, too, the newest first.
     """
 
     generation: Generation
@@ -34,6 +35,7 @@ class Chosen(Opened):
     batch: BatchPlan
     watch: Watch
     updates: Publication | None
+    carries: tuple[Generation, ...] = field(default=(), kw_only=True)
 
     @property
     def retries(self) -> bool:
@@ -71,7 +73,7 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
     watch = Watch(r.fingerprint.looked, note_written)
     try:
         with watch:
-            r = _on_backend(at, r, generation, plan, choice.updates)
+            r = _on_backend(at, r, generation, plan, choice)
             batch = budgets.chosen(r, None if plan is None else plan.about.batch)
             known = {**vars(at), "resolved": r}
             yield Chosen(
@@ -83,6 +85,7 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
                 batch=batch,
                 watch=watch,
                 updates=choice.updates,
+                carries=choice.carries,
             )
     finally:
         tell_written(at.log, watch)
@@ -98,14 +101,15 @@ def _choice(at: Opened) -> selection.Choice:
 
 
 def _on_backend(
-    at: Opened, r: Resolved, generation: Generation, plan: Plan | None, updates: Publication | None
+    at: Opened, r: Resolved, generation: Generation, plan: Plan | None, choice: selection.Choice
 ) -> Resolved:
     """The job on the backend of the plan it resumes or of the generation it adds to, or keeps answers of; otherwise on
     one chosen now.
     """
     if plan is None:
         claims = generations.generations(at.root, at.files)
-        number = generation.base if updates is None else updates.generation
+        number = generation.base if choice.updates is None else choice.updates.generation
+        number = choice.carries[0].number if choice.carries else number
         plan = next((generations.read_plan(g) for g in claims if g.number == number), None)
     if plan is not None:
         return backends.stored(r, plan.about.runs_on.backend)

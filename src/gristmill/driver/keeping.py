@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit import fates, keptindex
+from gristmill.commit import fates, inherited, keptindex
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
-from gristmill.commit.documents import TableRecord
+from gristmill.commit.documents import PlanDocument, ResultRecord, TableRecord
 from gristmill.commit.fates import KEPT, SCORED
 from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema
 from gristmill.commit.keptindex import Shelf
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.driver import planning, probe, shipping, updating
+from gristmill.driver import inheriting, planning, probe, shipping, updating
 from gristmill.driver.choice import Chosen
+from gristmill.driver.inheriting import Left, Place
 from gristmill.driver.planning import Resolved
 from gristmill.driver.probe import Planned
 from gristmill.driver.selection import Held
@@ -32,13 +33,12 @@ from gristmill.shards.shard import RANGES, Selection
 
 ADOPTED = pa.schema([("shard", pa.int64()), ("generation", pa.int64()), ("of", pa.int64())])
 
-Place = tuple[int, int, int]  # file, start and stop of a range
-
 
 @dataclass(frozen=True)
 class Base:
     """A generation of the result before whose answers hold, with its plan and receipts. With `whole`, what it wrote is
     what this job would write, so that shards can be taken over; with `by_row`, rows are told as this job tells them.
+    The files of the source in `unchanged` are as they were.
     """
 
     generation: Generation
@@ -46,34 +46,54 @@ class Base:
     done: Mapping[int, Receipt]
     whole: bool
     by_row: bool
+    unchanged: frozenset[str] = frozenset()
+
+    def left(self, r: Resolved) -> list[Left]:
+        """Its shards that are not committed and of which there are answers."""
+        return inheriting.left(r, self.generation, self.plan, self.done)
+
+
+Piece = tuple[list[Place], tuple[Base, int] | None]  # the ranges of a shard, and which it is if it is taken over
 
 
 def planned(at: Chosen) -> Planned | None:
-    """The plan of an update that is begun, whose columns are those of the result before; None if nothing can be kept,
-    so that all is as for a new result. Raises CorruptStore if the result before is damaged.
+    """The plan of an update that is begun, whose columns are those of the result before, or of the unfinished run whose
+    answers it keeps; None if nothing can be kept, so that all is as for a new result. Raises CorruptStore if the result
+    before is damaged.
     """
-    if at.updates is None or at.plan is not None or not at.updates.body.rows_ok:
+    anew = any(one.kind == "restart" for one in at.carries)  # by --restart: answers of the result were given up
+    result = at.updates if at.updates is not None and at.updates.body.rows_ok and not anew else None
+    if at.plan is not None or (result is None and not at.carries):
         return None
     held = Held.by(at.root, at.files, at.log.tell_once)
-    members = held.members(at.updates)
-    about = at.updates.body
-    lines = updating.differing(members[-1], at.resolved, held)
+    members = [] if result is None else held.members(result)
+    about: ResultRecord | PlanDocument
+    if at.carries:
+        about, lines = generations.read_plan(at.carries[0]).about, []
+    else:
+        assert result is not None
+        about, lines = result.body, updating.differing(members[-1], at.resolved, held)
     schema = None if lines else _schema(at.resolved, decode_schema(about.output_schema), tuple(about.answers))
     if schema is None:
         why = lines or ["a column of the result has held nothing but nulls so far, and so has no type"]
         at.log.tell(updating.told(why))
         return None
-    bases, left_out = _bases(at, members, schema, held)
+    bases, left_out = _bases(at, [*members, *at.carries[::-1]], schema, held)
     for line in left_out:
         at.log.tell(line)
-    unchanged = _unchanged(at.resolved, members, held)
-    table, adopted = _shards(at, bases, unchanged)
+    bases = _unchanged(at.resolved, members, bases, held)
+    unfinished = [one for b in bases if b.generation in at.carries for one in b.left(at.resolved)]
+    table, adopted = _shards(at, bases, unfinished)
     kept = _index(at, bases)
     if adopted.num_rows:
-        kept["adopted"] = _stored(at, adopted)
+        kept["adopted"] = _stored(at, adopted, "adopted")
+    if unfinished:
+        scored = sorted({*table.column("shard").to_pylist()} - {*adopted.column("shard").to_pylist()})
+        kept[inherited.TABLE] = _stored(at, inheriting.heirs(unfinished, table, scored), inherited.TABLE)
     told = {"answers": dict(about.answers), "made": dict(about.made), "output_schema": encode_schema(schema)}
     at.files.settle([join(at.generation.folder, t.path) for t in kept.values()])
-    return probe.written(at, probe.described(at, **told, kept=kept, updates=at.updates.number), table)
+    number = 0 if at.updates is None else at.updates.number
+    return probe.written(at, probe.described(at, **told, kept=kept, updates=number), table)
 
 
 def _schema(r: Resolved, before: pa.Schema, answers: Sequence[str]) -> pa.Schema | None:
@@ -152,31 +172,45 @@ def _other_rows(plan: Plan, r: Resolved) -> str:
     return "the columns that answers rest on are in another order"
 
 
-def _unchanged(r: Resolved, members: Sequence[Generation], held: Held) -> set[str]:
-    """The source files that are as they were."""
-    stored = held.inputs(members, r)
-    return {path for path, digest in r.fingerprint.inputs.items() if stored.get(path) == digest}
+def _unchanged(r: Resolved, members: Sequence[Generation], bases: Sequence[Base], held: Held) -> list[Base]:
+    """The bases with the source files that are as they were when those were made, which are `members` of the result, or
+    unfinished.
+    """
+
+    def same(of: Sequence[Generation]) -> frozenset[str]:
+        stored = held.inputs(of, r) if of else {}
+        return frozenset(path for path, digest in r.fingerprint.inputs.items() if stored.get(path) == digest)
+
+    of_result = same(members)
+    return [replace(b, unchanged=of_result if b.generation in members else same([b.generation])) for b in bases]
 
 
 # ---------------------------------------------------------------- shards
 
 
-def _shards(at: Chosen, bases: Sequence[Base], unchanged: set[str]) -> tuple[pa.Table, pa.Table]:
-    """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED)."""
+def _shards(at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left]) -> tuple[pa.Table, pa.Table]:
+    """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED). It is divided as
+    unfinished ones were.
+    """
     r = at.resolved
     rows = planning.shard_rows(r, None)
     sizes = [int(n) for b in bases for n in _rows_of(b.plan)]
     rows = min(rows, max(sizes)) if sizes and r.job.running.shard_rows == "auto" else rows
-    known = _adoptable(at, bases, unchanged)
+    known: dict[tuple[int, int], Piece] = {x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges}
+    known.update(_adoptable(at, bases))
     out: list[tuple[int, int, int, int, int]] = []
     adopted: list[tuple[int, int, int]] = []
     number = 0
-    for ranges, of in _divided(r, known):
+    for ranges, whole, of in _divided(r, known):
         if of is not None:
             adopted.append((number, of[0].generation.number, of[1]))
             told = of[0].plan.shards.rows_of(of[1])
             counts = [-1] * len(ranges) if told is None else _apart(r, ranges)
             out += [(number, *span, n) for span, n in zip(ranges, counts, strict=True)]
+            number += 1
+            continue
+        if whole:
+            out += [(number, *span, n) for span, n in zip(ranges, _apart(r, ranges), strict=True)]
             number += 1
             continue
         some = Selection(np.array(ranges, dtype=np.int64).reshape(-1, 3))
@@ -203,14 +237,12 @@ def _apart(r: Resolved, ranges: Sequence[Place]) -> list[int]:
     return [-1 if n is None else n for n in counts]
 
 
-def _adoptable(
-    at: Chosen, bases: Sequence[Base], unchanged: set[str]
-) -> dict[tuple[int, int], tuple[list[Place], Base, int]]:
+def _adoptable(at: Chosen, bases: Sequence[Base]) -> dict[tuple[int, int], Piece]:
     """Shards of the result before that can be taken over, with their ranges, by file and start of the first: of files
     that are as they were, without a dead row, and with all their files.
     """
     number = {f.file.path: i for i, f in enumerate(at.resolved.files)}
-    found: dict[tuple[int, int], tuple[list[Place], Base, int]] = {}
+    found: dict[tuple[int, int], Piece] = {}
     for base in bases:
         if not base.whole:
             continue
@@ -218,16 +250,16 @@ def _adoptable(
         for n, done in base.done.items():
             shard_ = base.plan.shards[n]
             whole = n not in torn and not Counts(*done.counts).all_dead and len(shard_.pieces) > 0
-            if whole and all(p.file.path in unchanged for p in shard_.pieces):
+            if whole and all(p.file.path in base.unchanged for p in shard_.pieces):
                 ranges = [(number[p.file.path], a, b) for p in shard_.pieces for a, b in p.ranges]
-                found[ranges[0][:2]] = ranges, base, n
+                found[ranges[0][:2]] = ranges, (base, n)
     return found
 
 
 def _divided(
-    r: Resolved, known: Mapping[tuple[int, int], tuple[list[Place], Base, int]]
-) -> Iterator[tuple[list[Place], tuple[Base, int] | None]]:
-    """The selected ranges in order: those of a shard that is taken over, or some that are of none."""
+    r: Resolved, known: Mapping[tuple[int, int], Piece]
+) -> Iterator[tuple[list[Place], bool, tuple[Base, int] | None]]:
+    """The selected ranges in order: those of a whole shard, which may be taken over, or some that are of none."""
     todo = [tuple(span) for span in r.selection.ranges.tolist()]
     starts = {f: sorted(a for g, a in known if g == f) for f in {f for f, _ in known}}
     left: list[Place] = []
@@ -238,9 +270,9 @@ def _divided(
         rest = None if found is None else _after(todo[at:], found[0])
         if found is not None and rest is not None:
             if left:
-                yield left, None
+                yield left, False, None
                 left = []
-            yield found[0], found[1:]
+            yield found[0], True, found[1]
             todo, at = rest, 0
             continue
         until = min([a for a in starts.get(file, ()) if start < a < stop], default=stop)
@@ -250,7 +282,7 @@ def _divided(
         else:
             todo[at] = (file, until, stop)
     if left:
-        yield left, None
+        yield left, False, None
 
 
 def _after(todo: Sequence[Any], ranges: Sequence[Place]) -> list[Any] | None:
@@ -289,8 +321,8 @@ def _shelf(generation: Generation, done: Receipt) -> Shelf | None:
     return Shelf(generation, done, next((p for p in done.parts if p.role == "rows"), None), False)
 
 
-def _stored(at: Chosen, table: pa.Table) -> TableRecord:
-    path = join(at.generation.folder, f"adopted-{secrets.token_hex(4)}.arrow")
+def _stored(at: Chosen, table: pa.Table, name: str) -> TableRecord:
+    path = join(at.generation.folder, f"{name}-{secrets.token_hex(4)}.arrow")
     with at.files.create(path) as out:
         with pa.ipc.new_file(out, table.schema) as writer:
             writer.write_table(table)

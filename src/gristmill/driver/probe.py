@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from gristmill.commit import generation as generations
-from gristmill.commit import inspections
+from gristmill.commit import inherited, inspections
 from gristmill.commit.documents import PlanDocument
 from gristmill.commit.generation import Plan
+from gristmill.commit.inherited import Inherited
 from gristmill.commit.keptindex import Kept
 from gristmill.driver import budgets, delivering, drifting, indexing, planning, shipping, sourcecheck
 from gristmill.driver.choice import Chosen
@@ -42,6 +43,12 @@ class Planned(Chosen):
     """A generation whose plan is written."""
 
     plan: Plan
+    inherits: Mapping[int, tuple[Inherited, ...]] = field(default_factory=dict, kw_only=True)  # by shard
+
+    @staticmethod
+    def of(at: Chosen, plan: Plan) -> Planned:
+        """A generation with its plan."""
+        return Planned(**{**vars(at), "plan": plan}, inherits=inherited.read(at.generation, plan.about.kept))
 
     def task(self, number: int) -> Task:
         """What a worker is given to score a shard."""
@@ -50,7 +57,9 @@ class Planned(Chosen):
         only = Only(join(g.folder, about.only), self.files) if about.only else None
         kept = Kept(g.folder, self.root, about.kept, self.files) if "hi" in about.kept else None
         told = self.plan.schema, tuple(about.answers), made
-        return Task("score", self.plan.shards[number], g.number, g.folder, self.root, *told, only=only, kept=kept)
+        inherits = self.inherits.get(number, ())
+        where = g.number, g.folder, self.root
+        return Task("score", self.plan.shards[number], *where, *told, only=only, kept=kept, inherits=inherits)
 
 
 def first_rows(at: Chosen) -> int:
@@ -172,7 +181,7 @@ def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[
     drifting.fitting(at, about, columns)
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
-    return Planned(**{**vars(at), "plan": plan})
+    return Planned.of(at, plan)
 
 
 def rate(r: planning.Resolved, answer: Mapping[str, Any]) -> float | None:

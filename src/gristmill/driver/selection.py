@@ -40,7 +40,8 @@ class Choice:
     """`generation` None: nothing to do. `resumed`: its plan already exists. `resolved` may have fewer files than the
     job (for an append, or an unfinished plan that is finished as it was made). `base` is the publication that the
     generation adds to, `later` are source files left for the next run to append, `warning` is what the user who chose
-    this may not know, `updates` the publication whose answers an update that is begun may keep.
+    this may not know, `updates` the publication whose answers an update that is begun may keep, and `carries` are the
+    unfinished generations whose answers it may keep, the newest first.
     """
 
     generation: Generation | None
@@ -50,6 +51,7 @@ class Choice:
     later: tuple[str, ...] = ()
     warning: str = ""
     updates: Publication | None = None
+    carries: tuple[Generation, ...] = ()
 
 
 def _quietly(text: str) -> None:
@@ -77,14 +79,20 @@ class Held:
         claims = tuple(generations.generations(root, files))
         return Held(root, files, latest, claims, generations.pending(claims, number), tell)
 
-    def claim(self, kind: Verb, r: Resolved) -> Generation:
-        """Begin the next generation on top of what is published; an unfinished one there is given up for good. `append`
-        and `retry-dead` add to the result, and have to fit its schema if it has rows. Raises BadSource if the files
-        differ in columns that it would read.
+    def claim(self, kind: Verb, r: Resolved, carries: bool = False) -> Generation:
+        """Begin the next generation on top of what is published; an unfinished one there is given up for good, and its
+        files removed, or, if the new one `carries` its answers on, once that is published. `append` and `retry-dead`
+        add to the result, and have to fit its schema if it has rows. Raises BadSource if the files differ in columns
+        that it would read.
         """
         if r.differing and kind != "retry-dead":  # a retry's rows were read despite the differences
             raise r.differing
-        latest = self.given_up()
+        if carries:
+            latest = self.latest
+            if self.unfinished is not None:
+                publishing.hide(self.unfinished, latest)
+        else:
+            latest = self.given_up()
         adds = latest if kind in ("append", "retry-dead") else None
         schema = adds.body.output_schema if adds is not None and adds.body.rows_ok else None
         return generations.claim(
@@ -186,7 +194,7 @@ def chosen(held: Held, uri: str, r: Resolved, *, append: bool, accept: bool) -> 
 class Looked(Held):
     """What a sink holds, for those who only look: nothing is claimed, or given up."""
 
-    def claim(self, kind: Verb, r: Resolved) -> Generation:
+    def claim(self, kind: Verb, r: Resolved, carries: bool = False) -> Generation:
         if r.differing and kind != "retry-dead":
             raise r.differing
         return Generation(self.root, 0, "", kind, lost=True, files=self.files)
@@ -262,14 +270,14 @@ def paid(begun: Generation) -> str:
     held = journal.answered(begun.folder, begun.files, ledger)
     done = used([ledger.sums.figures])
     told = []
-    if (held.get("kept") and held.get("requests")) or done.get("requests"):
-        answers, total = int(held.get("kept", 0) + done.get("requests", 0)), summed([done, held])
+    kept = held.get("kept", 0.0) + held.get("batched", 0.0)
+    if (kept and held.get("requests")) or done.get("requests"):
+        answers, total = units.plural(int(kept + done.get("requests", 0)), "answer"), summed([done, held])
         cost = f" for ${total['cost']:.4f}" if total.get("cost") else ""
-        where = f" ({int(held.get('kept', 0)):,} of them" if done.get("requests") else ""
-        told.append(
-            f"{units.plural(answers, 'answer')} of an endpoint{cost}{where} in shards that are not committed"
-            f"{')' if where else ''}"
-        )
+        where = " in shards that are not committed"
+        if done.get("requests"):
+            where = f" ({units.count(int(kept))} of them{where})" if kept else ""
+        told.append(f"{answers} of an endpoint{cost}{where}")
     if left := under_way(journal.notes(begun.folder, begun.files)):
         told.append(f"{units.plural(len(left), 'batch', 'batches')} under way at the provider")
     return " and ".join(told)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import replace
 
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
 from gristmill.driver.planning import Resolved
-from gristmill.driver.selection import RESTART, Choice, Held, chosen, compared, paid
+from gristmill.driver.selection import Choice, Held, chosen, compared, paid
 from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.observe import units
@@ -28,9 +29,9 @@ ROWS = (
 def choose(
     files: Files, root: str, uri: str, r: Resolved, *, append: bool, accept: bool, tell: Callable[[str], None]
 ) -> Choice:
-    """Go on with an unfinished run of the same job over the same source; begin an update where anything differs. Where
-    there is no result yet, an unfinished run of the job over other rows is given up, and PlanChanged is raised for one
-    of something else.
+    """Go on with an unfinished run of the same job over the same source; begin an update where anything differs. It
+    keeps the answers of unfinished runs, too, which are given up. Where there is no result yet, an unfinished run of
+    the job over other rows is given up so, and PlanChanged is raised for one of something else.
     """
     if append:
         raise BadJob(
@@ -41,20 +42,19 @@ def choose(
     try:
         found = chosen(held, uri, r, append=False, accept=accept)
         if not found.later:
+            begins = found.generation is not None and not found.resumed
+            return replace(found, carries=tuple(_carried(held, held.known(r)))) if begins else found
+        if held.latest is None:  # the files that appeared since are for the next run
             return found
     except PlanChanged:
-        if held.latest is None:
-            if not _of_other_rows(held, r):
-                raise
-            _refuse_paid(held, uri, r)
-            return _begun_anew(held, held.known(r))
-    latest = held.latest
-    if latest is None:  # the files that appeared since are for the next run
-        return found
+        if held.latest is None and not _of_other_rows(held, r):
+            raise
     r = held.known(r)
-    _refuse_paid(held, uri, r)
-    generation = held.claim("update", r)
-    return Choice(generation, False, r, updates=latest)
+    carries = tuple(_carried(held, r))
+    if carries:
+        _tell(held, carries)
+    generation = held.claim("new" if held.latest is None else "update", r, carries=bool(carries))
+    return Choice(generation, False, r, updates=held.latest, carries=carries)
 
 
 def _of_other_rows(held: Held, r: Resolved) -> bool:
@@ -63,30 +63,29 @@ def _of_other_rows(held: Held, r: Resolved) -> bool:
     return begun is not None and begun.planned and not differing(begun, held.known(r), held)
 
 
-def _refuse_paid(held: Held, uri: str, r: Resolved) -> None:
-    """Raises PlanChanged if what is unfinished has answers that were paid for: to begin anew would pay for them again,
-    night after night where each one's source is another.
+def _carried(held: Held, r: Resolved) -> Iterator[Generation]:
+    """The unfinished generations since the result whose answers hold, the newest first: one after the other may have
+    kept answers of those before, and not committed them. Those before a --restart were given up by that.
     """
-    begun = held.unfinished
-    if begun is None or not begun.planned or not (what := paid(begun)) or differing(begun, r, held):
-        return
-    raise PlanChanged(
-        f"{uri}: the source is not as it was when the unfinished {'run' if begun.kind == 'new' else begun.kind} that "
-        f"is here began (generation {begun.number}), with {what}: run again with the source as it was to go on with "
-        f"these, or use {RESTART}, which drops them (answers in a cache, cache=FOLDER, are not paid for again)"
-    )
+    since = 0 if held.latest is None else max(held.latest.generations)
+    for begun in reversed(held.claims):
+        if begun.number <= since:
+            return
+        if begun.kind in ("new", "update", "restart") and begun.planned and not differing(begun, r, held):
+            yield begun
+        if begun.kind == "restart" and not begun.lost:
+            return
 
 
-def _begun_anew(held: Held, r: Resolved) -> Choice:
-    begun = held.unfinished
-    assert begun is not None
+def _tell(held: Held, carries: Sequence[Generation]) -> None:
+    begun = carries[0]
     done, shards = len(receipts.listed(begun.receipts, begun.files)), len(generations.read_plan(begun).shards)
-    claimed = held.claim("new", r)
+    what = "the first run" if begun.kind == "new" else f"the unfinished {begun.kind}"
+    said = f", with {dropped}" if (dropped := paid(begun)) else ""
     held.tell(
-        f"the source is not as it was when the first run here began: that run (generation {begun.number}, {done} of "
-        f"{units.plural(shards, 'shard')} done) is given up, and all rows are scored"
+        f"the source is not as it was when {what} here began: that run (generation {begun.number}, {done} of "
+        f"{units.plural(shards, 'shard')} done) is given up{said}: rows that are as they were keep their answers"
     )
-    return Choice(claimed, False, r)
 
 
 def foreseen(held: Held, r: Resolved) -> str:
@@ -94,7 +93,9 @@ def foreseen(held: Held, r: Resolved) -> str:
     is claimed or written.
     """
     if held.latest is None:
-        other = "an unfinished first run over other rows of the source, which a run gives up to score all rows"
+        other = (
+            "an unfinished first run over other rows of the source: a run keeps answers to rows that are as they were"
+        )
         return other if _of_other_rows(held, r) else ""
     lines = differing(held.members()[-1], held.known(r), held)
     if lines:

@@ -251,9 +251,9 @@ def others(beyond: int | None) -> str:
 
 
 def _updated(updated: Mapping[str, int]) -> str:
-    """`answers of the result before; 12 scored, 3 gone`."""
+    """`answers made before; 12 scored, 3 gone`."""
     gone = f", {units.count(updated['gone'])} gone" if "gone" in updated else ""
-    return f"answers of the result before; {units.plural(updated['scored'], 'row')} scored{gone}"
+    return f"answers made before; {units.plural(updated['scored'], 'row')} scored{gone}"
 
 
 def drift_rows(drift: Sequence[Drifted]) -> list[tuple[str, str]]:

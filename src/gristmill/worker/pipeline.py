@@ -298,8 +298,9 @@ class ShardWorker:
             run, allowance = self._recipe.run, self._allowed(task.folder)
             attempt, secret, holds = secrets.token_hex(6), self._recipe.secrets, task.shard.holding()
             self._journals[item.key] = Journal(
-                task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret, self._once(task.folder)
-            )
+                task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret,
+                self._once(task.folder), task.inherits,
+            )  # fmt: skip
         return self._journals[item.key]
 
     def _allowed(self, folder: str) -> Allowance:

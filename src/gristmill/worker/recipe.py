@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from gristmill.commit.inherited import Inherited
 from gristmill.commit.keptindex import Kept
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
@@ -124,7 +125,8 @@ class Task:
     each piece, how many rows of it are meant, evenly, of about how many; all of them if it is empty. `attempt` is a
     unique name. `careful` attempts note what they give to user code; `blame` names the attempt whose death its rows
     caused ("": none), and `how` says how it died; `proven` says that the model worked elsewhere, so that rows that fail
-    are to blame themselves. `kept` are the answers of an update's result before.
+    are to blame themselves. `kept` are the answers of an update's result before, and `inherits` shards of runs before
+    that were given up, with answers for this one.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -145,6 +147,7 @@ class Task:
     some: tuple[tuple[int, int], ...] = ()
     only: Any = None
     kept: Kept | None = None
+    inherits: tuple[Inherited, ...] = ()
 
     @property
     def paths(self) -> list[str]:
