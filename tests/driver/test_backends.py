@@ -104,12 +104,31 @@ def test_the_fastest_that_is_equal_to_torch_runs(
     for rates, wanted in (((3, 2, 1), "torch"), ((2, 3, 1), "onnx"), ((1, 2, 3), "openvino")):
         names = ("torch", "onnx", "openvino")
         runtimes.remember(r.model, {n: Runtime(float(x), 1e-7) for n, x in zip(names, rates, strict=True)})
-        assert backends.settle(r).resolved.place.backend in (wanted, "auto" if wanted == "torch" else wanted)
+        assert backends.settle(r).resolved.place.backend == wanted
         assert job(source, tmp_path / "a", minilm).plan().backend == f"{wanted} (compared before)"
     found = {"torch": Runtime(1.0), "onnx": Runtime(2.0, 1e-7), "openvino": Runtime(3.0, 1e-3)}
     assert runtimes.fastest(found, fidelity.CLOSE) == "onnx"
     monkeypatch.setattr(runtimes.machine, "name", lambda: "Another Processor x 64")
     assert runtimes.recall(r.model) is None
+
+
+def test_what_tune_found_of_all_backends_is_what_later_jobs_run_on(
+    tmp_path: Path, source: Path, minilm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rates take the place of the shorter comparison's; those of some backends alone, in another unit, do not."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    r = planning.resolve(job(source, tmp_path / "a", minilm).spec)
+    assert backends.usable(r) == ()
+    found = {"torch": Runtime(1.0), "onnx": Runtime(3.0, 1e-7), "openvino": Runtime(9.0, 1e-3)}
+    runtimes.remember(r.model, found)
+    settled = backends.settle(r).resolved
+    assert settled.place.backend == "onnx"
+    assert backends.usable(settled) == backends.usable(r) == ("torch", "onnx")  # not what differs from torch
+    backends.keep(settled, {"onnx": 900.0})
+    assert runtimes.recall(r.model) == found
+    backends.keep(settled, {"onnx": 900.0, "torch": 1000.0})
+    assert backends.settle(r).resolved.model.backend == "torch"
+    assert job(source, tmp_path / "a", minilm).plan().backend == "torch (compared before)"
 
 
 @pytest.mark.long

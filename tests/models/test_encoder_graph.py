@@ -95,6 +95,7 @@ def test_a_real_model_is_written_in_no_time(minilm: Path, tmp_path: Path) -> Non
     subprocess.run([sys.executable, "-c", code], check=True)
     import transformers
 
+    assert (tmp_path / "m.onnx").stat().st_size < 1 << 20 < (tmp_path / "m.onnx.data").stat().st_size
     model = transformers.AutoModel.from_pretrained(minilm).eval()
     ids = np.random.default_rng(0).integers(1000, 30_000, size=(2, 200))
     given = Batch(ids, np.arange(200) < np.array([200, 90])[:, None])

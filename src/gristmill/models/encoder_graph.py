@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -21,7 +22,8 @@ from gristmill.models.encoder import EncoderFiles
 from gristmill.models.safetensors import read_header, read_safetensors
 
 OPSET = 17  # the oldest with LayerNormalization; ONNX Runtime since 1.12 runs it
-MOST_BYTES = 1_800_000_000  # of weights: a protobuf message holds less than 2 GiB
+DATA = ".data"  # what the file beside the graph is called after it, which holds large tensors as they are
+LARGE = 1 << 16  # bytes: tensors from this size on are there, written without a copy, and mapped when they are read
 
 # What a configuration may say without a change to the values of inference: names, training, generation, output.
 _IDLE = frozenset((
@@ -119,8 +121,6 @@ def known(files: EncoderFiles, task: str) -> Shape | None:
     try:
         header = read_header(files.weights[0]) if len(files.weights) == 1 else _headers(files.weights)
     except (OSError, ValueError, KeyError):
-        return None
-    if sum(4 * math.prod(entry["shape"]) for entry in header.values()) > MOST_BYTES:
         return None
     sizes = {_named(name, shape.family): tuple(entry["shape"]) for name, entry in header.items()}
     return shape if len(sizes) == len(header) and _complete(shape, task, sizes) else None
@@ -227,17 +227,17 @@ def _wanted(shape: Shape, task: str) -> dict[str, tuple[int | None, ...]]:
 
 def write_graph(files: EncoderFiles, shape: Shape, task: str, path: Path) -> None:
     """Write the ONNX file of an encoder that is `known`: inputs input_ids and attention_mask, int64 [batch, sequence];
-    output last_hidden_state [batch, sequence, width], or logits [batch, labels].
+    output last_hidden_state [batch, sequence, width], or logits [batch, labels]. Large tensors are in a file beside it.
     """
-    import onnx
     from onnx import TensorProto, helper
 
     weights: dict[str, np.ndarray] = {}
     for file in files.weights:
         weights |= {_named(name, shape.family): value for name, value in read_safetensors(file).items()}
-    g = _Graph(shape, weights)
-    hidden = g.layers(g.embedded())
-    output = g.head(hidden) if task == "classify" else g.named("Identity", [hidden], "last_hidden_state")
+    with path.with_name(path.name + DATA).open("wb") as data:
+        g = _Graph(shape, weights, data)
+        hidden = g.layers(g.embedded())
+        output = g.head(hidden) if task == "classify" else g.named("Identity", [hidden], "last_hidden_state")
     axes: list[str | int | None] = ["batch", shape.labels] if task == "classify" else ["batch", "sequence", shape.width]
     given = [
         helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"])
@@ -248,13 +248,14 @@ def write_graph(files: EncoderFiles, shape: Shape, task: str, path: Path) -> Non
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="gristmill")
     model.ir_version = 8  # of opset 17
-    onnx.save_model(model, str(path))
+    path.write_bytes(model.SerializeToString())
 
 
 class _Graph:
     """Nodes and tensors of a graph in the making; methods take and give names of values."""
 
-    def __init__(self, shape: Shape, weights: dict[str, np.ndarray]) -> None:
+    def __init__(self, shape: Shape, weights: dict[str, np.ndarray], data: BinaryIO) -> None:
+        self._data = data
         self.nodes: list[Any] = []
         self.tensors: list[Any] = []
         self._shape = shape
@@ -385,8 +386,24 @@ class _Graph:
             from onnx import numpy_helper
 
             self._constants[name] = f"c.{name}"
-            self.tensors.append(numpy_helper.from_array(np.asarray(value), f"c.{name}"))
+            value = np.asarray(value)
+            large = value.nbytes >= LARGE
+            self.tensors.append(self._beside(value, name) if large else numpy_helper.from_array(value, f"c.{name}"))
         return self._constants[name]
+
+    def _beside(self, value: np.ndarray, name: str) -> Any:
+        """A float32 tensor in the file beside the graph, from the start of a page on."""
+        from onnx import TensorProto
+
+        self._data.write(bytes(-self._data.tell() % mmap.ALLOCATIONGRANULARITY))
+        about = {"location": Path(self._data.name).name, "offset": self._data.tell(), "length": value.nbytes}
+        self._data.write(np.ascontiguousarray(value, dtype=np.float32).data)
+        tensor = TensorProto(
+            name=f"c.{name}", data_type=TensorProto.FLOAT, dims=value.shape, data_location=TensorProto.EXTERNAL
+        )
+        for key, told in about.items():
+            tensor.external_data.add(key=key, value=str(told))
+        return tensor
 
     def _tensor(self, name: str) -> str:
         return self.constant(name, self._weights[name])

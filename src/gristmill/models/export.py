@@ -130,6 +130,7 @@ def _export(files: EncoderFiles, task: str, path: Path, name: str, code: bool) -
             return
         _LOG.warning("%s: written from its weights the graph differs by %.2g: tracing it", name, difference)
         path.unlink()
+        path.with_name(path.name + encoder_graph.DATA).unlink()
     _trace(model, task, path, name)
 
 
