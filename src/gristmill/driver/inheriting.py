@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -63,5 +64,5 @@ def heirs(earlier: Sequence[Left], table: pa.Table, scored: Sequence[int]) -> pa
         else:
             heir = scored[min(len(scored) - 1, one.shard * len(scored) // max(1, one.of))]
         rows.append((heir, one.generation.name, one.shard))
-    names = list(zip(*rows, strict=True)) if rows else [[] for _ in INHERITED]
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(names, INHERITED, strict=True)], schema=INHERITED)
+    of: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(INHERITED)
+    return pa.table([pa.array(list(c), f.type) for c, f in zip(of, INHERITED, strict=True)], schema=INHERITED)

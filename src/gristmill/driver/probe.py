@@ -46,7 +46,7 @@ class Planned(Chosen):
     inherits: Mapping[int, tuple[Inherited, ...]] = field(default_factory=dict, kw_only=True)  # by shard
 
     @staticmethod
-    def of(at: Chosen, plan: Plan) -> Planned:
+    def made(at: Chosen, plan: Plan) -> Planned:
         """A generation with its plan."""
         return Planned(**{**vars(at), "plan": plan}, inherits=inherited.read(at.generation, plan.about.kept))
 
@@ -181,7 +181,7 @@ def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[
     drifting.fitting(at, about, columns)
     inspected = inspections.as_table(r.files, r.looked_at)
     plan = generations.write_plan(at.files, at.generation, about, list(r.files), table, inspected)
-    return Planned.of(at, plan)
+    return Planned.made(at, plan)
 
 
 def rate(r: planning.Resolved, answer: Mapping[str, Any]) -> float | None:

@@ -60,7 +60,8 @@ def published(s: Scored) -> Published:
     if s.later and not s.appends:
         files = f"{len(s.later)} files" if len(s.later) > 1 else s.later[0]
         text = f"{files} appeared after this run was planned and are not in its result"
-        log.note("warning", f"{text}: run again with --append (append=True)")
+        how = "" if s.spec.update is not None else " with --append (append=True)"
+        log.note("warning", f"{text}: run again{how}")
     s.watch.look()
     tell_written(log, s.watch)
     counts, own = s.receipts.counts, s.receipts.parts

@@ -57,7 +57,7 @@ class Scoring:
     """
 
     def __init__(self, chosen: Chosen, stops: machine.Stops) -> None:
-        self.at = chosen if chosen.plan is None else Planned.of(chosen, chosen.plan)
+        self.at = chosen if chosen.plan is None else Planned.made(chosen, chosen.plan)
         self.tally = Tally()
         self.receipts: Ledger | None = None
         self._stops = stops
