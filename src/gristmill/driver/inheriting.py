@@ -54,7 +54,7 @@ def heirs(earlier: Sequence[Left], table: pa.Table, scored: Sequence[int]) -> pa
     columns = [table.column(name).to_numpy() for name in ("shard", "file", "start", "stop")]
     keep = np.isin(columns[0], np.asarray(scored, np.int64))
     shard, file, start, stop = (column[keep] for column in columns)
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for one in earlier if scored else ():
         common = np.zeros(len(shard), np.int64)
         for f, a, b in one.ranges:
@@ -64,5 +64,5 @@ def heirs(earlier: Sequence[Left], table: pa.Table, scored: Sequence[int]) -> pa
         else:
             heir = scored[min(len(scored) - 1, one.shard * len(scored) // max(1, one.of))]
         rows.append((heir, one.generation.name, one.shard))
-    of: Sequence[Sequence[Any]] = list(zip(*rows, strict=True)) if rows else [()] * len(INHERITED)
-    return pa.table([pa.array(list(c), f.type) for c, f in zip(of, INHERITED, strict=True)], schema=INHERITED)
+    arrays = [pa.array([row[n] for row in rows], f.type) for n, f in enumerate(INHERITED)]
+    return pa.table(arrays, schema=INHERITED)
