@@ -25,7 +25,7 @@ help:
 	@echo "make demo-lookup  scores looked up in Redis and LMDB while the next night's replace them (half a minute)"
 	@echo "make demo-night  three nights of a job that nobody watches: what is approved, kept, refused and told (a minute)"
 	@echo "make test      run the tests (ARGS='-k name' passes options to pytest)"
-	@echo "make test-all  those, and the ones that take long (45 minutes on two cores)"
+	@echo "make test-all  those, and the ones that take long (over an hour on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
 	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
 	@echo "make test-mlflow  the tests with MLflow's registry, in an environment of its own (.venv-mlflow)"
