@@ -49,7 +49,7 @@ def test_a_value_that_a_store_does_not_hold(store: str, strange: str, tmp_path: 
     """The column, the row and the way out; nothing says that the same command delivers it."""
     server = request.getfixturevalue("postgres") if "{postgres}" in store else ""
     key, told = STRANGE[store]
-    to = gm.to(store.format(folder=tmp_path, postgres=server), **({"key": key} if key else {}))
+    to = gm.to(store.format(folder=tmp_path, postgres=server), key=key or ())
     with pytest.raises(gm.BadJob, match=told) as refused:
         gm.deliver(strange, to)
     assert "to run again delivers nothing until that is mended" in str(refused.value)

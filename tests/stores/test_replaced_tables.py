@@ -275,11 +275,11 @@ def test_files_keep_a_change_between_staging_and_the_switch(store: str, tmp_path
         name = ("second", "third")[n]
         staged_early(nights[name], to)
         connect = sqlite3.connect if store == "sqlite" else duckdb_client.connect
-        with contextlib.closing(connect(str(tmp_path / "file"))) as db:  # type: ignore[operator]
+        with contextlib.closing(connect(str(tmp_path / "file"))) as db:
             db.execute(f"ALTER TABLE t {change}")
             db.commit()
         gm.deliver(nights[name], to)
-        with contextlib.closing(connect(str(tmp_path / "file"))) as db:  # type: ignore[operator]
+        with contextlib.closing(connect(str(tmp_path / "file"))) as db:
             columns = [about[0] for about in db.execute("SELECT * FROM t").description]
             assert db.execute("SELECT count(*), min(label) FROM t").fetchall() == [(10, f"n{n + 2}")]
         assert columns == ["id", "y", "label", *(["own"] if n == 0 else [])]

@@ -5,6 +5,7 @@ others refer to it, and the rights that a role has there.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.stores.contract import Load
@@ -54,17 +55,17 @@ SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (
                 AND k.contype IN ('c', 'n', 'p', 'u', 'x'))
             ELSE false END))
 """
-# What a table and one that was made like it have alike: its columns in order, and its constraints that are no index.
+# What a table (true) and one that was made like it have alike: columns in order, and constraints that are no index.
 _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity::text, a.attgenerated::text,
     a.attcollation, a.attstorage::text, a.attcompression::text, pg_get_expr(f.adbin, f.adrelid),
-    col_description(a.attrelid, a.attnum)
+    col_description(a.attrelid, a.attnum), a.attrelid = to_regclass(?)
 FROM pg_attribute a LEFT JOIN pg_attrdef f ON f.adrelid = a.attrelid AND f.adnum = a.attnum
-WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+WHERE a.attrelid IN (to_regclass(?), to_regclass(?)) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
 """
 _CHECKS = """
-SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE conrelid = to_regclass(?) AND contype = 'c'
-ORDER BY conname
+SELECT conname, pg_get_constraintdef(oid), conrelid = to_regclass(?) FROM pg_constraint
+WHERE conrelid IN (to_regclass(?), to_regclass(?)) AND contype = 'c' ORDER BY conname
 """
 _REFERENCES = """
 SELECT f.conname, format('%I.%I', n.nspname, o.relname), f.conrelid = f.confrelid,
@@ -90,10 +91,14 @@ def made_like(session: Session, stage: str, table: str, new: Sequence[str]) -> b
     """Whether a table is still as another one was when this was made like it, but for `new` columns at the end: else
     somebody has changed that meanwhile.
     """
-    there, staged = session.run(_COLUMNS, table), session.run(_COLUMNS, stage)
-    if staged[: len(there)] != there or any(row[0] not in new for row in staged[len(there) :]):
-        return False
-    return session.run(_CHECKS, table) == session.run(_CHECKS, stage)
+    (there, staged), (checks, own) = (_both(session, sql, table, stage) for sql in (_COLUMNS, _CHECKS))
+    return staged[: len(there)] == there and all(row[0] in new for row in staged[len(there) :]) and own == checks
+
+
+def _both(session: Session, sql: str, table: str, stage: str) -> list[list[tuple[Any, ...]]]:
+    """What is asked of two tables at once."""
+    rows = session.run(sql, table, table, stage)
+    return [[row[:-1] for row in rows if row[-1] == of] for of in (True, False)]
 
 
 def keeps_rows(session: Session, table: str) -> bool:
@@ -163,7 +168,7 @@ def refuse_changes(session: Session, table: str, load: Load, indexed: Collection
     """Raises BadJob for columns and indices that are to be added to a table of another role, and for a column of the
     result whose values the table makes itself.
     """
-    own = {row[0]: row[3] for row in session.run(_COLUMNS, table)}
+    own = {row[0]: row[3] for row in session.run(_COLUMNS, table, table, table)}
     if made := next((name for name in load.schema.names if own.get(name) == "a"), None):
         raise BadJob(
             f"{shown}: column {made!r} is GENERATED ALWAYS AS IDENTITY, so that the table makes its values: leave "

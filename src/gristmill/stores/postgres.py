@@ -231,7 +231,7 @@ class Server:
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
             return
-        alone = self._takes_its_place(session, load)
+        alone = not pgtable.hangs(session, target)
         session.run(f"LOCK TABLE {target} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
         names = list(self._indices(session, self._table))
         if not alone or not self._takes_its_place(session, load) or not self._indices_built(session, load):
