@@ -183,7 +183,9 @@ def test_decimals_are_the_nearest_numbers(tmp_path, dtype):
         [info("y", number, ["n", 1])],
     )
     texts = ["7", "1000", "12.5", "0.1", "1.005", "9007199254740993", "1.00048828125000000001", "16777217.000000000001"]
-    values = [Decimal(text) for text in texts if dtype != "float16" or len(text) != 16 and not text.startswith("16777")]
+    values = [
+        Decimal(text) for text in texts if dtype != "float16" or (len(text) != 16 and not text.startswith("16777"))
+    ]
     output, refused = run(
         OnnxModel(str(path), inputs={"x": "x"}), pa.table({"x": pa.array(values, pa.decimal128(38, 20))})
     )
