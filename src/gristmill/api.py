@@ -189,11 +189,13 @@ class Job:
 
     def _streamed(self) -> Generator[Any, None, None]:
         from gristmill.commit.gates import told
+        from gristmill.driver.apart import check_files
         from gristmill.driver.views import stream
         from gristmill.job.secret import secrets_in
         from gristmill.observe.observers import logged
         from gristmill.observe.warnings import Warned
 
+        check_files(self.spec)
         warned = Warned(_watching(bar=False))
         with logged(warned, self.spec.running.log, list(secrets_in(self.spec))) as heard:
             report = yield from stream(self.spec, heard)
@@ -762,10 +764,12 @@ def _ran(
     spec: JobSpec, observer: Observer | None, told: Callable[[Report], str], verb: Callable[..., Report]
 ) -> Report:
     """Run a job, under the given observer or one that fits; `told` puts its dead rows into words."""
+    from gristmill.driver.apart import check_files
     from gristmill.job.secret import secrets_in
     from gristmill.observe.observers import logged
     from gristmill.observe.warnings import Warned
 
+    check_files(spec)
     warned = Warned(observer or _watching(bar=True))
     with logged(observer or warned, spec.running.log, list(secrets_in(spec))) as heard:
         report = verb(spec, observer=heard)

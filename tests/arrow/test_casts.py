@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from fractions import Fraction
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gristmill.arrow.casts import Lossy, lossless, together
+from gristmill.arrow.topython import to_plain
 
 NUMBERS = [pa.int8(), pa.int32(), pa.int64(), pa.uint8(), pa.uint64(), pa.float16(), pa.float32(), pa.float64()]
 WHOLE = st.integers(-(2**63), 2**64 - 1) | st.integers(-300, 300) | st.sampled_from([2**53 + 1, 2**63, 2**24 + 1])
@@ -52,6 +55,36 @@ def test_the_ends_of_integers_as_floats(source, target):
         else:
             with pytest.raises(Lossy):
                 lossless(column, target)
+
+
+DECIMALS = [
+    pa.decimal32(7, 2), pa.decimal64(10, 2), pa.decimal128(20, 3), pa.decimal128(38, 10), pa.decimal256(50, 5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", [pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("source", DECIMALS, ids=str)
+def test_a_decimal_becomes_the_float_that_is_nearest(source, target):
+    """No other float of the type is nearer, of whole numbers, of fractions, and in lists."""
+    random, made = Random(1), []
+    for _ in range(400):
+        digits = random.randrange(1, min(source.precision, 15) + 1)
+        made.append(Decimal(random.randrange(10**digits)).scaleb(-source.scale))
+    found = 0
+    for value, column in zip(made, (pa.array([value, None], source) for value in made), strict=True):
+        try:
+            out = lossless(pa.array([[value]], pa.list_(source)), pa.list_(target))[0].as_py()[0]
+        except Lossy:
+            with pytest.raises(Lossy):
+                lossless(column, target)
+            continue
+        assert lossless(column, target).to_pylist() == [out, None]
+        of = np.float32 if target == pa.float32() else np.float64
+        for end in (-np.inf, np.inf):
+            other = Fraction(float(np.nextafter(of(out), of(end))))
+            assert abs(Fraction(out) - Fraction(value)) <= abs(other - Fraction(value)), (value, out)
+        found += 1
+    assert found > 100
 
 
 def _holds(kind: pa.DataType, value) -> bool:
@@ -118,6 +151,33 @@ def test_what_does_not_fit_is_refused(values, kind):
     """Nothing is rounded, cut, relabelled or left out."""
     with pytest.raises(Lossy):
         lossless(pa.array(values), kind)
+
+
+def test_nulls_beside_what_arrow_cannot_build() -> None:
+    """Dictionaries of nested values, and views, in lists of which some are null: cast as others are, in slices too."""
+    maps = pa.array([[("k", 1)], [("l", None)]], pa.map_(pa.string(), pa.int32()))
+    held = pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 0, 1, 1], pa.int32()), maps)
+    views = pa.array(["a", None, "", "b", "c", "d"], pa.string_view())
+    structs = pa.StructArray.from_arrays([views], ["a"])
+    gone = pa.array([True, False, True])
+    for inner, kind in (
+        (held, pa.map_(pa.string(), pa.int16())), (views, pa.large_string()), (views, pa.string_view()),
+        (structs, pa.struct([("a", pa.string_view()), ("b", pa.int8())])),
+    ):  # fmt: skip
+        fixed = pa.FixedSizeListArray.from_arrays(inner, 2, mask=gone)
+        several = pa.ListArray.from_arrays(pa.array([0, 2, 4, 6], pa.int32()), inner, mask=gone)
+        for column in (fixed, several, fixed.slice(1), several.slice(1, 2)):
+            for wanted in (pa.list_(kind), pa.list_(kind, 2), pa.large_list(kind)):
+                out = lossless(column, wanted)
+                out.validate(full=True)
+                assert out.type == wanted
+                assert [v and [x.get("a") if isinstance(x, dict) else x for x in v] for v in out.to_pylist()] == [
+                    v and [x.get("a") if isinstance(x, dict) else x for x in v] for v in to_plain(column)
+                ]
+    encoded = pa.DictionaryArray.from_arrays(
+        pa.array([0, None], pa.int32()), pa.array([["a", "b"]], pa.list_(pa.string_view(), 2))
+    )
+    assert lossless(encoded, pa.list_(pa.string_view(), 2)).to_pylist() == [["a", "b"], None]
 
 
 def test_python_floats_may_be_rounded_where_that_is_said():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +112,100 @@ def test_a_folder_under_a_second_name_is_known_by_what_identifies_it(data: Path)
     (data.parent / "results" / "out").mkdir(parents=True)
     for name, to in (("latest", "results/out"), ("above", "results")):
         os.symlink(f"../{to}", data / name)  # whose `stat` is that of where it leads
-    apart = Apart(gm.source("data"), gm.sink("results/out"), sink_format("parquet"))
+    apart = Apart(gm.Job("data", number, "results/out").spec, sink_format("parquet"))
     for name in ("latest", "above"):
         with pytest.raises(gm.BadJob, match=f"{data / name}, a folder that is also "):
             apart.met(str(data / name), link=False)
     apart.met(str(data), link=False)
+
+
+STORES = {
+    "delta": "delta://{}", "lance": "lance://{}", "lance table": "lance://{}#rows", "sqlite": "sqlite://{}#rows",
+    "duckdb": "duckdb://{}#rows", "lmdb": "lmdb://{}", "iceberg": "iceberg://ours/n.rows",
+}  # fmt: skip
+
+
+def delivered(name: str, path: str) -> gm.Delivery:
+    """A delivery to a store at a path; a warehouse of Iceberg there, which has a namespace."""
+    options: dict[str, Any] = {}
+    if name == "iceberg":
+        options = {"type": "sql", "uri": "sqlite:///catalog.db", "warehouse": f"file://{os.path.abspath(path)}"}
+        catalog = pytest.importorskip("pyiceberg.catalog").load_catalog("ours", **options)
+        catalog.create_namespace_if_not_exists("n")
+    return gm.to(STORES[name].format(os.path.abspath(path)), key=["k"], options=options)
+
+
+@pytest.mark.parametrize("place", ["data/store", "data/deep/store", "link/store"])
+@pytest.mark.parametrize("name", STORES)
+def test_a_delivery_in_the_source_is_refused(data: Path, name: str, place: str) -> None:
+    """Before anything is made, whatever leads there, by a folder and by a pattern."""
+    (data / "deep").mkdir()
+    os.symlink("data", "link")
+    given = delivered(name, place)
+    before = sorted(map(str, data.rglob("*")))
+    for source in ("data", "link/**/*"):
+        spec = gm.Job(gm.source(source), number, gm.sink("out", keep=["k"]), deliver=[given], workers=0)
+        with pytest.raises(
+            gm.BadJob, match=f"delivery {name.split(maxsplit=1)[0]}:.* is inside source {re.escape(source)}"
+        ):
+            spec.run()
+    assert sorted(map(str, data.rglob("*"))) == before and not os.path.exists("out")
+
+
+def test_a_link_that_leads_to_a_delivery_is_refused(data: Path) -> None:
+    """To a table, into it, and above it; one beside the source is no matter."""
+    (data.parent / "tables").mkdir()
+    given = gm.Job(
+        gm.source("data"), number, gm.sink("out", keep=["k"]), deliver=[delivered("delta", "tables/rows")], workers=0
+    )
+    for to in ("../tables", "../tables/rows", "../tables/rows/part-1.parquet"):
+        os.symlink(to, data / "link")
+        with pytest.raises(gm.BadJob, match=f"delivery delta:.* {FOUND}"):
+            given.run()
+        (data / "link").unlink()
+    for _ in range(2):
+        assert given.run().rows_ok == 2
+
+
+@pytest.mark.parametrize("options", [{"log": "{}"}, {"lineage": "{}"}, {"metrics": "{}.prom"}, {"log": "file://{}"}])
+@pytest.mark.parametrize("where", ["data/x.jsonl", "to/x.jsonl"])
+def test_other_files_in_the_source_are_refused(data: Path, options: dict[str, str], where: str) -> None:
+    """A log, lineage or metrics; beside the source they are no matter."""
+    os.symlink("data", "to")
+    for path, refused in ((where, True), ("x.jsonl", False)):
+        given: Any = {name: text.format(os.path.abspath(path)) for name, text in options.items()}
+        made = gm.Job(gm.source("data"), number, gm.sink("out", keep=["k"]), workers=0, **given)
+        if refused:
+            with pytest.raises(gm.BadJob, match=f"{next(iter(options))} .* is inside source data"):
+                made.run()
+            assert os.listdir("data") == ["a.jsonl"]
+        else:
+            assert made.run().rows_ok == 2
+
+
+def test_a_file_that_is_named_and_written_is_refused(data: Path) -> None:
+    """The log as the source itself."""
+    made = gm.Job(gm.source("data/a.jsonl"), number, gm.sink("out", keep=["k"]), workers=0, log="data/../data/a.jsonl")
+    with pytest.raises(gm.BadJob, match=r"log .* is inside source data/a\.jsonl"):
+        made.run()
+
+
+@pytest.mark.parametrize(
+    ("inside", "kind"),
+    [("_delta_log/0.json", "Delta"), ("_versions/1.manifest", "Lance"), ("metadata/0.metadata.json", "Iceberg")],
+)
+@pytest.mark.parametrize("source", ["data", "data/**/*.jsonl", "data/*/*.jsonl"])
+def test_a_table_of_a_lake_in_the_source_is_refused(data: Path, inside: str, kind: str, source: str) -> None:
+    """Its files are not all its rows; unless the source says how files are read, or a pattern leaves it out."""
+    for name in (inside, "b.jsonl"):
+        (data / "table" / name).parent.mkdir(exist_ok=True, parents=True)
+        (data / "table" / name).write_text('{"k": 3}\n')
+    with pytest.raises(gm.BadSource, match=rf"data/table: is an? {kind} table in source .*name the table"):
+        job(source, "out").run()
+    said = gm.source("data/*/b.jsonl", format="jsonl")
+    assert gm.Job(said, number, gm.sink("out", keep=["k"]), workers=0).run().rows_ok == 1
+    assert job("data/*.jsonl", "other").run().rows_ok == 2
+    shutil.rmtree(data / "table")
+    (data / "metadata").mkdir()
+    (data / "metadata" / "c.jsonl").write_text('{"k": 4}\n')
+    assert job("data", "third").run().rows_ok == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import onnx
@@ -169,6 +170,32 @@ def test_whole_numbers_do_not_wrap(tmp_path, dtype):
         assert {values[i]: r.message for i, r in refused.items()} == {
             v: f"column 'x' holds {v}, which {dtype} cannot" for v in values if v not in kept
         }
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_decimals_are_the_nearest_numbers(tmp_path, dtype):
+    """No other float of the graph's type is nearer."""
+    number = {"float16": TensorProto.FLOAT16, "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE}[dtype]
+    path = save(
+        tmp_path / "same.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [info("x", number, ["n", 1])],
+        [info("y", number, ["n", 1])],
+    )
+    texts = ["7", "1000", "12.5", "0.1", "1.005", "9007199254740993", "1.00048828125000000001", "16777217.000000000001"]
+    values = [
+        Decimal(text) for text in texts if dtype != "float16" or (len(text) != 16 and not text.startswith("16777"))
+    ]
+    output, refused = run(
+        OnnxModel(str(path), inputs={"x": "x"}), pa.table({"x": pa.array(values, pa.decimal128(38, 20))})
+    )
+    found = output["y"].to_pylist()
+    assert len(found) == len(values) and not refused
+    of = np.dtype(dtype).type
+    for value, got in zip(values, found, strict=True):
+        for end in (-np.inf, np.inf):
+            other = Fraction(float(np.nextafter(of(got), of(end))))
+            assert abs(Fraction(float(got)) - Fraction(value)) <= abs(other - Fraction(value)), value
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

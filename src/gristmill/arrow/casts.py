@@ -16,7 +16,18 @@ from gristmill.arrow.schemas import plain, wider
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Lossy", "entries", "fitted", "is_list", "lossless", "rebuilt", "together"]
+__all__ = [
+    "Lossy",
+    "contents",
+    "entries",
+    "fitted",
+    "is_list",
+    "lengths_of",
+    "lossless",
+    "nearest",
+    "rebuilt",
+    "together",
+]
 
 
 class Lossy(ValueError):
@@ -36,9 +47,12 @@ def lossless(column: pa.ChunkedArray, kind: pa.DataType, *, rounds: bool = False
 
     if column.type.equals(kind):
         return column
-    if isinstance(column, pa.Array):
-        return rebuilt(column, kind, _Leaf(rounds))
-    return pa.chunked_array([rebuilt(c, kind, _Leaf(rounds)) for c in column.chunks], kind)
+    try:
+        if isinstance(column, pa.Array):
+            return rebuilt(column, kind, _Leaf(rounds))
+        return pa.chunked_array([rebuilt(c, kind, _Leaf(rounds)) for c in column.chunks], kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
+        raise Lossy(f"{column.type} cannot be cast to {kind}: {e}") from e
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -146,7 +160,7 @@ def rebuilt(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
     if t.is_run_end_encoded(values.type):
         ends = values.run_ends.to_numpy()  # not `run_end_decode`, which supports fewer types
         runs = np.searchsorted(ends, np.arange(values.offset, values.offset + len(values)), side="right")
-        return picked(rebuilt(values.values, kind, leaf), runs)
+        return rebuilt(picked(rebuilt(values.values, plain(kind), leaf), runs), kind, leaf)
     if t.is_dictionary(kind):
         encoded = rebuilt(values, kind.value_type, leaf).dictionary_encode()
         return pa.DictionaryArray.from_arrays(
@@ -168,14 +182,38 @@ def _nulls(values: pa.Array) -> pa.Array | None:
     return values.is_null() if values.null_count else None
 
 
+def lengths_of(lists: pa.Array) -> np.ndarray:
+    """How many values each list has, int64; 0 for a null."""
+    import pyarrow.compute as pc  # a worker that only gets numbers starts without it
+
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return np.asarray(lengths, dtype=np.int64)
+
+
+def contents(lists: pa.Array) -> pa.Array:
+    """The values of all lists, one after the other, without what is under a null."""
+    import pyarrow as pa
+
+    try:
+        return lists.flatten()
+    except pa.ArrowNotImplementedError:  # for dictionaries of nested values beside nulls
+        lengths = lengths_of(lists)
+        if pa.types.is_fixed_size_list(lists.type):
+            starts = (np.arange(len(lists)) + lists.offset) * lists.type.list_size
+        else:
+            starts = lists.offsets.to_numpy()[: len(lists)].astype(np.int64)
+        before = np.cumsum(lengths) - lengths
+        return picked(lists.values, np.repeat(starts - before, lengths) + np.arange(lengths.sum()))
+
+
 def _list(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-    inner = rebuilt(values.flatten(), kind.value_type, leaf)
+    lengths = lengths_of(values)
+    inner = contents(values)
     valid = values.is_valid().to_numpy(zero_copy_only=False)
     if not pa.types.is_fixed_size_list(kind):
+        inner = rebuilt(inner, kind.value_type, leaf)
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         made, width = (pa.LargeListArray, np.int64) if pa.types.is_large_list(kind) else (pa.ListArray, np.int32)
         return made.from_arrays(pa.array(offsets.astype(width)), inner, kind, mask=_nulls(values))
@@ -184,10 +222,14 @@ def _list(values: pa.Array, kind: pa.DataType, leaf: Any) -> pa.Array:
         raise Lossy(f"{values.type} has a row of {wrong[0]} values, but {kind} holds {size}")
     if not valid.any():
         inner = pa.nulls(len(values) * size, kind.value_type)
-    elif not valid.all():
+    elif valid.all():
+        inner = rebuilt(inner, kind.value_type, leaf)
+    else:
+        inner = rebuilt(inner, plain(kind.value_type), leaf)  # Arrow cannot take rows of views
         starts = np.concatenate(([0], np.cumsum(lengths)))[:-1]
         index = np.where(valid[:, None], starts[:, None] + np.arange(size), 0)
         inner = picked(inner, pa.array(index.reshape(-1), mask=np.repeat(~valid, size)))
+        inner = rebuilt(inner, kind.value_type, leaf)
     if size == 0:
         return pa.FixedSizeListArray.from_buffers(kind, len(values), [_validity(valid)], children=[inner])
     return pa.FixedSizeListArray.from_arrays(inner, type=kind, mask=_nulls(values))
@@ -259,6 +301,8 @@ class _Leaf:
         rounded = self._rounds and pa.types.is_floating(values.type) and pa.types.is_floating(kind)
         if not exact and not (rounded and _still_finite(values, out)):
             raise Lossy(f"not every value of type {values.type} is the same as {kind}")
+        if pa.types.is_decimal(values.type) and pa.types.is_floating(kind):
+            return nearest(values, kind)
         return out
 
     def _number(self, values: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -277,6 +321,15 @@ class _Leaf:
             return out
         narrows = t.is_floating(values.type) and t.is_floating(kind)
         return values.cast(kind, safe=not narrows)
+
+
+def nearest(values: Any, kind: pa.DataType) -> Any:
+    """Decimals (an Array or ChunkedArray) as the floats (float32 or float64) that are nearest to them; infinity if none
+    is. Arrow's own cast multiplies by a power of ten that is rounded itself: 1.5 becomes 1.5000001.
+    """
+    import pyarrow as pa
+
+    return values.cast(pa.string()).cast(kind)
 
 
 def _kind(kind: pa.DataType) -> str:

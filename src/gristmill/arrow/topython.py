@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import Lossy, entries, is_list, lossless
+from gristmill.arrow.casts import Lossy, contents, entries, is_list, lengths_of, lossless
 from gristmill.arrow.frompython import from_python
 from gristmill.arrow.rows import picked
 
-__all__ = ["from_plain", "lengths_of", "not_text", "to_plain", "to_rows"]
+__all__ = ["from_plain", "not_text", "to_plain", "to_rows"]
 
 _NANOSECONDS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "D": 86_400 * 10**9}
 _EPOCH = datetime.datetime(1970, 1, 1)
@@ -52,14 +52,6 @@ def _cuts(kind: pa.DataType) -> bool:
     return kind == pa.time64("ns") or any(_cuts(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def lengths_of(lists: pa.Array) -> np.ndarray:
-    """How many values each list has, int64; 0 for a null."""
-    import pyarrow.compute as pc  # a worker that only gets numbers starts without it
-
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
-    return np.asarray(lengths, dtype=np.int64)
-
-
 def _each(array: pa.Array) -> list[Any]:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
@@ -70,7 +62,7 @@ def _each(array: pa.Array) -> list[Any]:
     if pa.types.is_map(kind):
         array = entries(array)
     if is_list(array.type):
-        inner = iter(_each(array.flatten()))
+        inner = iter(_each(contents(array)))
         if pa.types.is_map(kind):
             inner = iter([tuple(pair.values()) for pair in inner])
         return [list(islice(inner, n)) if v else None for n, v in zip(lengths_of(array).tolist(), valid, strict=True)]

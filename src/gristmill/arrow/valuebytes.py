@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.arrow.casts import entries, is_list
+from gristmill.arrow.casts import contents, entries, is_list, lengths_of
 from gristmill.arrow.rows import picked
-from gristmill.arrow.topython import lengths_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -124,7 +123,7 @@ def _contents(column: pa.Array) -> pa.Array:
 
     lists = entries(column) if pa.types.is_map(column.type) else column
     ends = np.cumsum(lengths_of(lists))
-    values = value_bytes(lists.flatten())
+    values = value_bytes(contents(lists))
     return binary(_edges(values)[np.concatenate([[0], ends])], values.buffers()[2] or b"")
 
 

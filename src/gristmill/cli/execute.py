@@ -189,8 +189,11 @@ def _failed(dead: Any) -> Table:
 @contextmanager
 def watched(spec: JobSpec, kind: Any) -> Iterator[Observer]:
     """The observers of a run: that of --progress, and the job's log file. Secrets reach neither of them, nor errors."""
+    from gristmill.driver.apart import check_files
+
     secrets = list(secrets_in(spec))
     hide(secrets)
+    check_files(spec)
     bar = make_observer("lines" if kind == "auto" and os.environ.get("TERM") == "dumb" else kind, sys.stderr)
     with logged(bar, spec.running.log, secrets) as observer:
         yield observer

@@ -13,9 +13,9 @@ from typing import Any, TextIO
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import lossless
+from gristmill.arrow.casts import lengths_of, lossless
 from gristmill.arrow.rows import picked
-from gristmill.arrow.topython import lengths_of, to_plain
+from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import generations, stored_inputs
 from gristmill.commit.publication import Publication
 from gristmill.comparison.choice import Chosen, compared, keys_of

@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.casts import entries, is_list
+from gristmill.arrow.casts import entries, is_list, lengths_of
 from gristmill.arrow.rows import picked
-from gristmill.arrow.topython import lengths_of
 
 __all__ = ["nulls", "same"]
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import lossless
+from gristmill.arrow.casts import lengths_of, lossless, nearest
 from gristmill.arrow.rows import picked
-from gristmill.arrow.topython import lengths_of, to_plain
+from gristmill.arrow.topython import to_plain
 from gristmill.comparison.choice import Chosen
 from gristmill.comparison.comparison import Column, Example, Labels, Numbers, Vectors
 from gristmill.comparison.quantiles import Spool
@@ -302,6 +302,8 @@ def floats(values: pa.Array) -> np.ndarray:
         values = values.dictionary_decode()
     if pa.types.is_float16(values.type):
         values = values.cast(pa.float32())
+    if pa.types.is_decimal(values.type):
+        values = nearest(values, pa.float64())
     made = values if pa.types.is_float64(values.type) else values.cast(pa.float64(), safe=False)
     return np.asarray(made.to_numpy(zero_copy_only=False), dtype=np.float64)
 

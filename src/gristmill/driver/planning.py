@@ -191,7 +191,7 @@ def resolve(
     from gristmill.sources.schema import as_text
 
     sink_format = sink_format_of(job)
-    apart = None if job.sink is None else Apart(job.source, job.sink, sink_format)
+    apart = None if job.sink is None else Apart(job, sink_format)
     if job.sink is not None and apart is not None:
         check_other(job.source, job.sink)
         apart.check()

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import Lossy, fitted, is_list
+from gristmill.arrow.casts import Lossy, fitted, is_list, lengths_of
 from gristmill.arrow.frompython import from_polars, from_python, is_from, pandas_array, tensor_to_numpy
 from gristmill.arrow.rows import picked
 from gristmill.arrow.schemas import plain
-from gristmill.arrow.topython import from_plain, lengths_of, to_plain, to_rows
+from gristmill.arrow.topython import from_plain, to_plain, to_rows
 from gristmill.errors import ONE_FOR_EACH, BadOutput
 from gristmill.models.columns import numbers
 from gristmill.process.extras import require

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.casts import together
+from gristmill.arrow.casts import nearest, together
 from gristmill.arrow.frompython import is_from, tensor_to_numpy
 from gristmill.arrow.rows import picked, run_of
 from gristmill.errors import BadModel, BadOutput
@@ -263,14 +263,13 @@ def _as(values: pa.ChunkedArray, dtype: str) -> tuple[np.ndarray, np.ndarray | N
     nulls = values.is_null().to_numpy() if values.null_count else None
     if nulls is not None:
         values = values.fill_null(_zero(values.type))
-    exact = values if pa.types.is_decimal(values.type) and values.type.scale <= 0 else None
     if pa.types.is_decimal(values.type):
-        values = values.cast(pa.float64())
+        return _of_decimals(values, np.dtype(dtype), nulls)
     given = np.asarray(values.to_numpy())
     with np.errstate(over="ignore", invalid="ignore"):  # a float64 beyond float32 is infinite, and refused as such
         array = given.astype(dtype, copy=False)
     if array.dtype.kind == "f":
-        lost = _rounded(given, array) if exact is None else _rounded_decimals(exact, array)
+        lost = _rounded(given, array)
         if nulls is not None:
             array = np.where(nulls, array.dtype.type(np.nan), array)
     elif np.can_cast(given.dtype, array.dtype, "safe"):
@@ -278,6 +277,36 @@ def _as(values: pa.ChunkedArray, dtype: str) -> tuple[np.ndarray, np.ndarray | N
     else:
         lost = array != given
     return array, lost if lost is not None and lost.any() else None
+
+
+def _of_decimals(
+    values: pa.ChunkedArray, dtype: np.dtype[Any], nulls: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """The same for decimals, which become floats alone: the nearest ones, those of whole numbers exact."""
+    near = nearest(values, pa.float32() if dtype == np.float32 else pa.float64()).to_numpy()
+    if dtype == np.float16:
+        near = _off_the_middle(values, near)
+    with np.errstate(over="ignore"):
+        array = near.astype(dtype, copy=False)
+    lost = _rounded_decimals(values, array) if values.type.scale <= 0 else np.zeros(len(array), bool)
+    if nulls is not None:
+        array = np.where(nulls, array.dtype.type(np.nan), array)
+    return array, lost if lost.any() else None
+
+
+def _off_the_middle(values: pa.ChunkedArray, near: np.ndarray) -> np.ndarray:
+    """Floats of 64 bits that are rounded to 16 as the decimals are that they stand for: those in the middle between two
+    of 16 bits, on the side of the decimal.
+    """
+    sides = [np.nextafter(near, end) for end in (-np.inf, np.inf)]
+    with np.errstate(over="ignore"):
+        middle = np.flatnonzero(np.not_equal(*(side.astype(np.float16) for side in sides)))
+    given = picked(values, middle).to_pylist()
+    near = near.copy()
+    for row, value in zip(middle.tolist(), given, strict=True):
+        held = Decimal(float(near[row]))
+        near[row] = near[row] if value == held else sides[value > held][row]
+    return near
 
 
 def _rounded(given: np.ndarray, array: np.ndarray) -> np.ndarray | None:

@@ -7,9 +7,8 @@ import functools
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import Lossy, entries, is_list, lossless, rebuilt
+from gristmill.arrow.casts import Lossy, entries, is_list, lengths_of, lossless, rebuilt
 from gristmill.arrow.rows import picked
-from gristmill.arrow.topython import lengths_of
 from gristmill.errors import BadOutput
 from gristmill.models.conversion import from_result, to_batch, to_numpy
 

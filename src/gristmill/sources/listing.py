@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import stat as modes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from gristmill.errors import BadSource
 
 Names = Callable[[str], bool]
 Met = Callable[[str, bool], None]  # told of a path, and whether it is a link
+Marked = Callable[[str, str], None]  # told of a folder, and of one in it that tables of a lake have
+MARKS = frozenset({"_delta_log", "_versions", "metadata"})  # those of Delta, Lance and Iceberg
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,12 @@ class Listing(Protocol):
 @dataclass(frozen=True)
 class LocalListing:
     """A local disk. One system call per folder and one per file: 10,000 files take some hundredths of a second. `met`
-    is told of folders and of links, also to what is not there, before they are followed.
+    is told of folders and of links, also to what is not there, before they are followed; `marked` of folders that may
+    be tables.
     """
 
     met: Met | None = None
+    marked: Marked | None = None
 
     def look(self, path: str) -> Entry | None:
         if self.met is not None and os.path.islink(path):
@@ -76,7 +80,9 @@ class LocalListing:
             self.met(folder or ".", False)
         try:
             with os.scandir(folder or ".") as listed:
-                return [_local_entry(e.name, e.path, self._stat(e)) for e in listed if wanted(e.name)]
+                return [
+                    _local_entry(e.name, e.path, self._stat(e)) for e in self._told(folder, listed) if wanted(e.name)
+                ]
         except (FileNotFoundError, NotADirectoryError):
             return []
 
@@ -88,7 +94,7 @@ class LocalListing:
         if self.met is not None:
             self.met(folder, False)
         with os.scandir(folder) as listed:
-            for e in listed:
+            for e in self._told(folder, listed):
                 if skip(e.name):
                     continue
                 if e.is_dir():
@@ -101,6 +107,12 @@ class LocalListing:
         for path in inside:
             if not os.path.islink(path) or os.path.realpath(path) not in here:  # a link to a folder above it is a loop
                 yield from self._tree(path, skip, here)
+
+    def _told(self, folder: str, listed: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
+        for entry in listed:
+            if self.marked is not None and entry.name in MARKS:
+                self.marked(folder, entry.name)
+            yield entry
 
     def _stat(self, entry: os.DirEntry[str]) -> os.stat_result:
         if self.met is not None and entry.is_symlink():

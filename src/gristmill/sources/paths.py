@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -17,7 +18,7 @@ from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, 
 from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
-from gristmill.job.uris import local_path, redact
+from gristmill.job.uris import in_uri, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, Met, NamedListing
 from gristmill.sources.patience import Patient, StoreAway
@@ -29,6 +30,11 @@ _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
 _QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
 _IGNORED_ENDS = (".tmp", ".crc")
 _LOG = "_delta_log"
+_TABLES = (  # what tables of lakes have in them: a folder, in which there are files with such an ending; and an address
+    (_LOG, "a Delta", "", "delta://{}"),
+    ("_versions", "a Lance", ".manifest", "lance://{}"),
+    ("metadata", "an Iceberg", ".metadata.json", "iceberg://CATALOG/NAMESPACE.TABLE"),
+)
 _TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
@@ -106,7 +112,8 @@ def resolve(
         path, mount = _place(uri, source.storage)
         known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
         try:
-            listing = known.listing if met is None or known is not _LOCAL else LocalListing(met)
+            marked = partial(_refuse_table, uri) if source.format is None else None
+            listing = LocalListing(met, marked) if known is _LOCAL else known.listing
             root, listed = _files(listing, path, redact(uri))
             start = _length(root)
             folder = bool(mount.prefix) and root == path != listed[0][0]
@@ -135,6 +142,25 @@ def resolve(
         tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
     remote = tuple(m for m in mounts.values() if m.prefix)
     return Storage(remote), list(files.values())
+
+
+def _refuse_table(uri: str, folder: str, mark: str) -> None:
+    """Raises BadSource for a folder of a source that is a table of a lake: it keeps files of rows that are no more."""
+    folder = os.path.abspath(folder)
+    for name, kind, end, address in _TABLES:
+        if mark == name and any(n.endswith(end) for n in _listed(os.path.join(folder, name))):
+            raise BadSource(
+                f"{folder}: is {kind} table in source {redact(uri)}, and its files are not all its rows: name the "
+                f"table as the source ({address.format(in_uri(folder))}), or a pattern that leaves it out, or say "
+                "format='parquet' (--source-format parquet) for all files in it"
+            )
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # no folder, or gone
+        return []
 
 
 def reads(uri: str, path: str) -> bool:

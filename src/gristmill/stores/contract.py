@@ -286,6 +286,17 @@ class StoreKind(Protocol):
         ...
 
 
+class Filed(Protocol):
+    """A StoreKind that makes several files on this machine, or one that its address does not name."""
+
+    @staticmethod
+    def files(place: Place) -> tuple[str, str] | None:
+        """The folder of a table, and there the path of a file as deliveries make them; None if that is not known, or
+        elsewhere.
+        """
+        ...
+
+
 class Housed(Protocol):
     """A StoreKind that knows itself where the runs of a sink are that is short for such a store."""
 

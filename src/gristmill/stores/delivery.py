@@ -50,6 +50,17 @@ def opened(delivery: Delivery) -> Store:
     return STORES.get(place.store).open(place)
 
 
+def files_of(delivery: Delivery) -> tuple[str, str] | None:
+    """Where on this machine a delivery writes, and there the path of a file as it makes them ("" if it is one file);
+    None for a store elsewhere.
+    """
+    place, kind = delivery.place, STORES.get(delivery.place.store)
+    if hasattr(kind, "files"):
+        found: tuple[str, str] | None = kind.files(place)
+        return found
+    return (place.path, "") if kind.embedded else None
+
+
 def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
     """What a delivery of this result brings. Raises CorruptStore if it is to be appended, and might be there already
     under a name that is lost.

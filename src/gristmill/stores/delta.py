@@ -87,6 +87,11 @@ class Delta:
         return Lake(place, Table(place), os.path.join(folder, name))
 
     @staticmethod
+    def files(place: Place) -> tuple[str, str]:
+        """See Filed."""
+        return place.path, "part-0.parquet"
+
+    @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
         """Opens the newest version for each call."""
         _package(place)

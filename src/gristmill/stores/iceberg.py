@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
-from gristmill.errors import BadJob, BadSource
+from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.files.disk import LOCAL
 from gristmill.job.uris import is_local, local_path
 from gristmill.process.extras import require
@@ -64,6 +64,14 @@ class Iceberg:
         """The table, which is made by the first delivery; its namespace has to be there."""
         form = Table(place)
         return Lake(place, form, form.folder())
+
+    @staticmethod
+    def files(place: Place) -> tuple[str, str] | None:
+        """See Filed. What is wrong with an address or a catalog is told where it is opened."""
+        try:
+            return os.path.split(Table(place).folder())[0], "data/0.parquet"
+        except GristmillError:
+            return None
 
     @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:

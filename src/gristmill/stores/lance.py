@@ -63,6 +63,11 @@ class Lance:
         return Lake(place, Table(place), path)
 
     @staticmethod
+    def files(place: Place) -> tuple[str, str]:
+        """See Filed."""
+        return _path(place), f"{DATA}/0.lance"
+
+    @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
         """Opens the newest version for each call."""
         _package(place)

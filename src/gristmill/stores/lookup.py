@@ -200,8 +200,6 @@ def as_delivered(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return lossless(column, kind)
     except Lossy:  # others have written here, too, or an earlier delivery had a wider type
         return column
-    except pa.ArrowException:
-        return pa.chunked_array([pa.array(column.to_pylist(), kind)])
 
 
 class Neighbours(list[Row]):
