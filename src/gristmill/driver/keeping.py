@@ -69,6 +69,10 @@ def planned(at: Chosen) -> Planned | None:
     unchanged = _unchanged(at.resolved, members, held)
     table, adopted = _shards(at, bases, unchanged)
     kept = _index(at, bases)
+    if not kept and not adopted.num_rows:  # so that nothing has to have the types that the result had
+        if not left_out:
+            at.log.tell(updating.told(["no file is as it was, and its rows cannot be told one by one"]))
+        return None
     if adopted.num_rows:
         kept["adopted"] = _stored(at, adopted)
     told = {"answers": dict(about.answers), "made": dict(about.made), "output_schema": encode_schema(schema)}
