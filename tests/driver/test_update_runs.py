@@ -353,7 +353,50 @@ def test_why_all_rows_are_scored_is_told(tmp_path: Path, takes: Any, other: Any,
 
 
 def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"s": batch["x"] * 2}
+    return {"s": [x * 2 for x in batch["x"]]}
+
+
+def _odd(row: dict[str, Any]) -> bool:
+    return row["id"] % 2 == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [([1, 2, 3, 4], [1.5, 2.0, 3.0, 4.25]), ([1, 2, 3, 4], ["a", "b", "c", "d"])]
+)
+@pytest.mark.parametrize("steps", [[], [gm.filter(_odd)]], ids=["answers", "steps"])
+def test_where_all_rows_are_scored_columns_have_the_types_of_now(
+    tmp_path: Path, steps: list[Any], before: list[Any], after: list[Any]
+) -> None:
+    """As those of a new result have: nothing has to fit the types of the one before."""
+    (tmp_path / "in").mkdir()
+    made = gm.model(_doubled)
+    for values in (before, after):
+        pq.write_table(pa.table({"id": range(4), "x": values}), tmp_path / "in" / "a.parquet")
+        report = job(tmp_path, BY_ID, made, sink={"keep": ["id", "x"]}, steps=steps).run()
+    assert any("no answer is kept, and all rows are scored: column 'x' was int64" in note for note in report.notes)
+    assert report.updated["kept"] == 0
+    expected = after[1::2] if steps else after
+    assert [(r["x"], r["s"]) for r in rows(tmp_path)] == [(x, x * 2) for x in expected]
+
+
+def test_answers_that_do_not_fit_earlier_ones(tmp_path: Path) -> None:
+    """Are refused, with the column and the way out; that way is one."""
+    (tmp_path / "in").mkdir()
+    made = gm.model(_halved, takes={"x": "int64"})
+    for ids in ([0, 2, 4], [0, 2, 4, 5]):
+        pq.write_table(pa.table({"id": ids, "x": ids}), tmp_path / "in" / "a.parquet")
+        again = job(tmp_path, BY_ID, made, sink={"keep": ["id"]})
+        if len(ids) == 3:
+            again.run()
+    with pytest.raises(gm.RunFailed, match=r"column 's'.*--restart, restart=True"):
+        again.run()
+    again.run(restart=True)
+    assert [r["s"] for r in rows(tmp_path)] == [0, 1, 2, 2.5]
+
+
+def _halved(batch: dict[str, Any]) -> dict[str, Any]:
+    whole = all(x % 2 == 0 for x in batch["x"])
+    return {"s": [int(x) // 2 if whole else float(x) / 2 for x in batch["x"]]}
 
 
 def test_a_note_stands_once(tmp_path: Path, asked: Asked) -> None:

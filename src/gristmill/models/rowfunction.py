@@ -210,7 +210,10 @@ class LoadedRows(LoadedFunction):
         try:
             table = together(tables) if tables else pa.table({})
         except Lossy as e:
-            raise BadOutput(f"{self._name} returned other types than before: {e}; declare them with returns=") from e
+            raise BadOutput(
+                f"{self._name} returned other types than before: {e}; declare them with returns= (with --restart, "
+                "restart=True, if there is a result, whose answers are kept)"
+            ) from e
         table = table.replace_schema_metadata({ROWS: b""})
         if failed:
             raise SomeFailed(table, failed, raised=True)

@@ -34,7 +34,8 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
         except Lossy as e:
             raise BadOutput(
                 f"column {f.name!r} does not fit the planned {f.type}: {e}; return one type for all rows (returns= "
-                "declares it)"
+                "declares it), or, if an update keeps answers of that type, score all rows anew (--restart, "
+                "restart=True)"
             ) from e
     return pa.Table.from_arrays(columns, schema=schema)
 

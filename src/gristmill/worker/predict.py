@@ -404,7 +404,8 @@ class Predict:
         except Lossy as e:
             raise BadOutput(
                 f"{name} returned other types than before: {e}; declare the types of all its columns with returns= "
-                "(with --restart, if there is a result), or take the file with these rows away"
+                "(with --restart, restart=True, if there is a result, whose answers are kept), or take the file with "
+                "these rows away"
             ) from e
 
     def _placed(self, rows: pa.Table, place: np.ndarray, index: np.ndarray, results: pa.Table) -> pa.Table:
