@@ -85,10 +85,13 @@ def test_another_run_appends_first(shop: Shop, tmp_path: Path, monkeypatch: pyte
         write(tmp_path, str(number), night(5 * number))
         job(tmp_path, *[to] * (not number)).run(append=True)
         results.append(published(str(tmp_path / "out")))
-    with closing(deliveries.opened(to)) as late:
-        overtaken(
-            monkeypatch, late, lambda: deliveries.Loading(to, Result.of(results[1]), late).finish(results[1].live())
-        )
+
+    def held_up() -> None:
+        with closing(deliveries.opened(to)) as late:
+            deliveries.Loading(to, Result.of(results[1]), late).finish(results[1].live())
+
+    with closing(deliveries.opened(to)) as store:
+        overtaken(monkeypatch, store, held_up)
     gm.deliver(str(tmp_path / "out"), to)
     assert counted(shop, to, range(15)) == dict.fromkeys(range(15), 1)
     assert gm.verify(job(tmp_path, to)).ok
