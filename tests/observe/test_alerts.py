@@ -457,7 +457,7 @@ def test_a_refused_night_is_told_though_a_warning_is_open(
         assert refused["run"] != warned["run"]
         (one,) = open_incidents(tmp_path / "out")
         assert "nothing new" not in one["text"]
-        night(2000)
+        night(1000)  # what was staged
         assert heard.kinds() == ["drift", "drift", "recovered"]
 
 
