@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -138,10 +138,14 @@ class BadOutput(RunFailed):
 
 
 class GateFailed(GristmillError):
-    """A gate did not hold; nothing new was published."""
+    """A gate did not hold; nothing new was published. `gates` names those that did not, and what each is about."""
 
     exit_code = 3
     incident = "gate"
+
+    def __init__(self, message: str, *, report: Any = None, gates: Sequence[str] = ()) -> None:
+        super().__init__(message, report=report)
+        self.gates = tuple(gates)
 
 
 class DeadlineMissed(GateFailed):

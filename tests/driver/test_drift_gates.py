@@ -320,3 +320,31 @@ def test_plan_and_status_tell_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     code, text = run("run", "job.yaml", "--accept")
     assert code == 0 and "which was accepted" in text
     assert run("run", "job.yaml")[0] == 0
+
+
+@pytest.mark.parametrize("how", ["update", "append"])
+def test_a_column_that_is_not_written_and_asked_for_later(how: str, tmp_path: Path) -> None:
+    """Where answers are kept, or rows are only added, it is compared from the second night on that asks for it."""
+    asked: dict[str, Any] = {"x": {"psi": 0.25}}
+
+    def run(drift: Any) -> gm.Report:
+        if how == "append":
+            return job(tmp_path, drift).run(append=(tmp_path / "out").exists())
+        options = {"gates": {"drift": drift}, "update": {"key": ["id"]}, "workers": 0, "shard_rows": 100}
+        return gm.Job(str(tmp_path / "in"), scored, gm.sink(str(tmp_path / "out"), keep=["id"]), **options).run()
+
+    def more(number: int, shift: float = 0.0) -> None:
+        night(tmp_path, "b.parquet" if how == "update" else f"b{number}.parquet", 700, shift, first=1000 * number)
+
+    night(tmp_path, "a.parquet", 300)
+    more(1)
+    run({})
+    more(2)
+    with pytest.warns(gm.GristmillWarning, match="drift of x is not known: .*the next run can be compared"):
+        second = run(asked)
+    assert second.rows_run == 700 if how == "append" else second.updated["scored"] == 700
+    more(3)
+    assert {d.verdict for d in run(asked).drift} == {"held"}
+    more(4, shift=5.0)
+    with pytest.raises(gm.GateFailed, match="x: psi"):
+        run(asked)

@@ -22,6 +22,7 @@ import gristmill as gm
 from callers import eventually
 from gristmill.errors import BadJob, GateFailed, GristmillError
 from gristmill.observe.incidents import Book
+from gristmill.observe.teller import Sign
 from listeners import Heard, listening, nobody
 from nights import OF_FOUR, ROWS, ailing, ill, run, well, write_rows
 
@@ -120,7 +121,7 @@ def test_two_who_note_incidents_at_once_lose_none(tmp_path: Path) -> None:
 
     def many(n: int) -> None:
         for k in range(25):
-            found = books[n].raised(f"kind {n} {k}", "text")
+            found = books[n].raised(Sign(f"kind {n} {k}", "text"))
             books[n].told(found, f"who {n}", frozenset({f"who {n}"}))
 
     with ThreadPoolExecutor(4) as pool:
@@ -423,3 +424,121 @@ def test_a_file_that_cannot_be_read_is_told(source: str, tmp_path: Path) -> None
         shutil.copy(source, folder / "b.parquet")
         assert night().rows_ok == 2 * ROWS
         assert heard.kinds() == ["skipped", "recovered"]
+
+
+def moved(batch: dict[str, Any]) -> dict[str, Any]:
+    """Scores as `well` does, and more by what the environment says."""
+    return {"score": batch["x"] * 2 + float(os.environ.get("MOVED", "0"))}
+
+
+def test_a_refused_night_is_told_though_a_warning_is_open(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drift that was only warned of, and then holds a night back, is told again, once; lighter drift is not."""
+    with listening() as heard:
+
+        def night(moved_by: int, fail: float = 1000.0) -> None:
+            monkeypatch.setenv("MOVED", str(moved_by))
+            gates = {"drift": {"score": {"psi": {"warn": 0.1, "fail": fail}}}}
+            run(source, tmp_path / "out", moved, alerts=heard.url, restart=True, gates=gates)
+
+        night(0)
+        with pytest.warns(gm.GristmillWarning, match="psi"):
+            night(500)
+        for moved_by in (1000, 1500):
+            with pytest.raises(GateFailed):
+                night(moved_by, fail=0.2)
+        with pytest.warns(gm.GristmillWarning, match="psi"):
+            night(2000)
+        assert heard.kinds() == ["drift", "drift"]
+        warned, refused = heard.bodies
+        assert "nothing new was published" in refused["text"] and "nothing new" not in warned["text"]
+        assert refused["incident"] == warned["incident"] and refused["changes"] == 1
+        assert refused["run"] != warned["run"]
+        (one,) = open_incidents(tmp_path / "out")
+        assert "nothing new" not in one["text"]
+        night(1000)  # what was staged
+        assert heard.kinds() == ["drift", "drift", "recovered"]
+
+
+def test_what_is_new_of_an_incident_is_told(tmp_path: Path) -> None:
+    """Another gate, another file, another exit code, ten times as many dead rows; its text is always that of now."""
+    book = Book("job", str(tmp_path / "incidents.json"))
+    everybody = frozenset({"me"})
+
+    def told(*signs: Sign) -> list[bool]:
+        news = []
+        for sign in signs:
+            found = book.raised(sign, "run")
+            assert (found.text, found.run) == (sign.text, "run")
+            news.append("me" not in found.told)
+            book.told(found, "me", everybody)
+        return news
+
+    gates = [Sign("gate", str(n), what) for n, what in enumerate([("a",), ("a",), ("b",), ("a", "b"), ("b",)])]
+    assert told(*gates) == [True, False, True, True, False]
+    assert told(*(Sign("dead", str(n), (), n) for n in (3, 2, 20, 500, 30, 500))) == [
+        True,
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+    assert told(*(Sign("failed", f"{n}", (f"exit {n}",)) for n in (1, 1, 4))) == [True, False, True]
+    book.raised(Sign("failed", "other", ("exit 2",)), "run")  # and nobody can be told
+    book.over(frozenset({"gate", "dead"}))
+    (over,) = [one for one in book.mine() if one.over is not None]
+    assert "me" in over.known
+    book.swept(everybody)
+    assert len(book.mine()) == 3  # whoever knew of it as it was is still to be told that it is over
+
+
+def test_another_file_that_cannot_be_read_is_told(source: str, tmp_path: Path) -> None:
+    """A second bad file is news; one that is left of two is none."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    shutil.copy(source, folder / "a.parquet")
+    with listening() as heard, pytest.warns(gm.GristmillWarning):
+        for bad in (["b"], ["b"], ["b", "c"], ["c"]):
+            for name in ("b", "c"):
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
+            for name in bad:
+                (folder / f"{name}.parquet").write_bytes(b"PAR1 cut off")
+            run(gm.source(str(folder), on_bad_file="skip"), tmp_path / "out", well, alerts=heard.url, append=True)
+        assert heard.kinds() == ["skipped", "skipped"]
+        assert "c.parquet" not in heard.bodies[0]["text"] and "c.parquet" in heard.bodies[1]["text"]
+
+
+def test_what_is_over_while_something_is_open(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job is well again once nothing is open; before that it is said what is over, and what is not."""
+    sink, options = tmp_path / "out", {"gates": {"min_ok": 0.5, "warn_failed": 0.01}}
+    with listening() as heard:
+        with pytest.raises(BadJob):
+            run(str(tmp_path / "none.parquet"), sink, ailing, alerts=heard.url, **options)
+        run(source, sink, ailing, alerts=heard.url, **options)
+        monkeypatch.setenv("CURED", "1")
+        run(source, sink, ailing, alerts=heard.url, restart=True, **options)
+        assert heard.kinds() == ["failed", "dead", "recovered", "recovered"]
+        first, last = heard.bodies[2:]
+        assert first["headline"].endswith("no longer fails; still open: dead") and first["still"] == ["dead"]
+        assert last["headline"].endswith("is well again") and last["still"] == []
+
+
+def test_who_joins_later_is_told_of_the_run_that_it_was(source: str, tmp_path: Path) -> None:
+    """An incident that is open names the run that showed it, not the one that tells of it."""
+    sink, options = tmp_path / "out", {"gates": {"min_ok": 0.5, "warn_failed": 0.01}}
+    with listening() as one, listening() as other:
+        run(source, sink, ill, alerts=one.url, **options)
+        run(source, sink, ill, alerts=[one.url, other.url], **options)
+        assert other.kinds() == ["dead"] and one.kinds() == ["dead"]
+        assert other.bodies[0]["run"] == one.bodies[0]["run"] != ""
+
+
+def test_a_gate_without_dead_rows_points_at_no_dead_letters(source: str, tmp_path: Path) -> None:
+    """`gristmill dead` is named where there are some."""
+    with listening() as heard:
+        failing(source, tmp_path / "dead", alerts=heard.url)
+        with pytest.raises(GateFailed):
+            run(gm.source(source, where="x < 0"), tmp_path / "none", well, alerts=heard.url)
+        assert [body["look"].split()[1] for body in heard.bodies] == ["dead", "status"]

@@ -36,10 +36,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not as it was before, as a sentence; with `failed`, nothing may be published."""
+    """Something that is not as it was before, as a sentence; with `failed`, nothing may be published. `gates` names
+    what does not hold; `drifts` is whether that is the drift of values.
+    """
 
     text: str
     failed: bool = False
+    gates: tuple[str, ...] = ()
+    drifts: bool = False
 
 
 def of_rows(gates: Gates, before: Side, now: Side) -> Iterator[Finding]:
@@ -53,7 +57,7 @@ def of_rows(gates: Gates, before: Side, now: Side) -> Iterator[Finding]:
     few = rows < gates.min_rows * then
     what = f"{rows:,} rows{' are added' if added else ''}, and {before.name} {'added' if added else 'has'} {then:,}"
     if few and not added:
-        yield Finding(f"min_rows {gates.min_rows:g} does not hold: {what}", failed=True)
+        yield Finding(f"min_rows {gates.min_rows:g} does not hold: {what}", True, ("min_rows",))
     elif few or (not added and (rows < gates.warn_rows * then or gates.warn_rows * rows > then)):
         yield Finding(what)
 
@@ -82,7 +86,9 @@ def of_nulls(gates: Gates, before: Side, now: Side) -> Iterator[Finding]:
             name = worst[0]
             shares = f"{new.null_share(name):.1%} of column {name!r} are null, and {old.null_share(name):.1%} were"
             held = f"max_nulls {limit:g} does not hold: " if failed else ""
-            yield Finding(f"{held}{shares} in {before.name}{_others(worst)}", failed)
+            yield Finding(
+                f"{held}{shares} in {before.name}{_others(worst)}", failed, tuple(f"max_nulls of {n}" for n in worst)
+            )
             return
 
 
@@ -143,7 +149,22 @@ def of_drift(figures: Sequence[Drifted]) -> Iterator[Finding]:
     for verdict in ("failed", "warned"):
         some = [_told(d) for d in figures if d.verdict == verdict]
         if some:
-            yield Finding(f"drift from {figures[0].against}: {'; '.join(some)}", verdict == "failed")
+            text = f"drift from {figures[0].against}: {'; '.join(some)}"
+            yield Finding(text, verdict == "failed", _names(figures, verdict), drifts=True)
+
+
+def warned(figures: Sequence[Drifted]) -> tuple[str, ...]:
+    """What is told of figures that are beyond a limit, and are published all the same."""
+    return _names(figures, "warned", "failed")
+
+
+def refused(figures: Sequence[Drifted]) -> tuple[str, ...]:
+    """What is told of figures of which some are refused: more than that they are beyond a limit."""
+    return (*(f"refused {name}" for name in _names(figures, "failed")), *warned(figures))
+
+
+def _names(figures: Sequence[Drifted], *verdicts: str) -> tuple[str, ...]:
+    return tuple(f"{d.measure} of {d.column}" for d in figures if d.verdict in verdicts)
 
 
 def _told(found: Drifted) -> str:

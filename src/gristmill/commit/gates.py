@@ -73,7 +73,7 @@ def account(counts: Counts, planned: int | None) -> None:
     if wrong is None and planned is not None and planned != counts.rows_in:
         wrong = f"{planned} rows planned, {counts.rows_in} accounted for"
     if wrong is not None:
-        raise GateFailed(f"the counts do not add up: {wrong}; nothing was published")
+        raise GateFailed(f"the counts do not add up: {wrong}; nothing was published", gates=["counts"])
 
 
 def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float], look: str) -> None:
@@ -87,7 +87,8 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
         what = f"can no longer hold: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
         rest = possible - scored
         most = f", and at most {gates.allowed(possible):,} of all {possible:,} may be" if rest > 0 else ""
-        raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {_way_out(look, dead, scored, rest)}")
+        ways = _way_out(look, dead, scored, rest)
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {ways}", gates=["min_ok"])
 
 
 def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, adds: bool = False) -> None:
@@ -102,10 +103,11 @@ def final(gates: Gates, counts: Counts, errors: Mapping[str, float], look: str, 
         why = "the source has no rows" if counts.rows_in == 0 else none
         shown = f"{look}; " if dead else ""
         ways = "--allow-empty, gates: {allow_empty: true}; or --accept, accept=True"
-        raise GateFailed(f"{why}; nothing was published ({shown}{ways})")
+        raise GateFailed(f"{why}; nothing was published ({shown}{ways})", gates=["allow_empty"])
     if dead > gates.allowed(scored):
         what = f"does not hold: {counts.ok} of {scored} rows were scored, {dead} are dead letters"
-        raise GateFailed(f"min_ok {gates.min_ok} {what}{_why(errors)}; {_way_out(look, dead, scored)}")
+        ways = _way_out(look, dead, scored)
+        raise GateFailed(f"min_ok {gates.min_ok} {what}{_why(errors)}; {ways}", gates=["min_ok"])
 
 
 def _way_out(look: str, dead: int, rows: int, rest: int = 0) -> str:

@@ -108,7 +108,8 @@ class OnTime:
         if stops:
             raise DeadlineMissed(
                 f"the deadline ({end}) has passed, and on_deadline is stop: nothing new was published; what is scored "
-                "is kept: the same job with --accept (accept=True) goes on and publishes late"
+                "is kept: the same job with --accept (accept=True) goes on and publishes late",
+                gates=["deadline"],
             )
 
     def pace(self, rows_resumed: int, update: bool) -> Pace | None:

@@ -5,7 +5,7 @@ its profile comes from, and what follows. The profile of a result is kept beside
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -134,10 +134,13 @@ def compared(t: Staged) -> Compared:
     figures: tuple[Drifted, ...] = ()
     if t.gates.drift and t.rows:
         past, new = past or Profile(), own or Profile()
-        figures = tuple(drift.of_values(t.gates, past, new, name))
-        findings += drift.of_drift(figures)
-        if missing := drift.unknown(t.gates, past, new):
-            findings.append(Finding(f"drift of {', '.join(missing)} is not known: {_why(missing, past, name)}"))
+        last = _last_added(before, past) if adds else Profile()
+        by_last = f"the rows that generation {before.generation} added"
+        groups = [tuple(drift.of_values(t.gates, *side)) for side in ((past, new, name), (last, new, by_last))]
+        figures = (*groups[0], *groups[1])
+        findings += [found for group in groups for found in drift.of_drift(group)]
+        if missing := drift.unknown(t.gates, replace(past, columns={**last.columns, **past.columns}), new):
+            findings.append(Finding(f"drift of {', '.join(missing)} is not known: {_why(missing, past, new, name)}"))
     return Compared(tuple(findings), figures, own, whole)
 
 
@@ -149,12 +152,22 @@ def refused(found: Compared, generation: Generation) -> str:
     )
 
 
-def _why(missing: list[str], past: Profile, name: str) -> str:
-    if missing[0] not in past.columns:
-        return f"{name} has no profile of its values, as nothing asked for it then; the next run can be compared"
+def _last_added(before: Publication, past: Profile) -> Profile:
+    """What is known of the rows that the last run added, of columns of which nothing is known of the whole result: they
+    are not written, and were not asked for from the beginning.
+    """
+    kept = _kept(before)
+    own = Profile() if kept is None else kept.own
+    return replace(own, columns={n: c for n, c in own.columns.items() if n not in past.columns})
+
+
+def _why(missing: list[str], past: Profile, new: Profile, name: str) -> str:
+    before = f"{name} has no profile of its values, as nothing asked for it then; "
+    if missing[0] in new.columns:
+        return f"{before}the next run can be compared"
     return (
-        "some rows were scored before it was asked for, or took over answers without it: --restart (restart=True) "
-        "profiles all"
+        f"{before if missing[0] not in past.columns else ''}some rows of this run were scored before it was asked for, "
+        "or took over answers without it: --restart (restart=True) profiles all"
     )
 
 

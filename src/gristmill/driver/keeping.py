@@ -83,7 +83,7 @@ def planned(at: Chosen) -> Planned | None:
         at.log.tell(line)
     bases = _unchanged(at.resolved, members, bases, held)
     unfinished = [one for b in bases if b.generation in at.carries for one in b.left(at.resolved)]
-    table, adopted = _shards(at, bases, unfinished)
+    table, adopted = _shards(at, bases, unfinished, _beside(at.resolved, schema))
     kept = _index(at, bases)
     if not kept and not adopted.num_rows:  # so that nothing has to have the types that the result had
         if not left_out:
@@ -192,7 +192,19 @@ def _unchanged(r: Resolved, members: Sequence[Generation], bases: Sequence[Base]
 # ---------------------------------------------------------------- shards
 
 
-def _shards(at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left]) -> tuple[pa.Table, pa.Table]:
+def _beside(r: Resolved, schema: pa.Schema) -> frozenset[str]:
+    """Columns of the source that are to be compared and that are not written: only reading them again can profile them.
+    There are none where what is beside rows whose answers are kept is not known.
+    """
+    how = shipping.matching(r)
+    if how is None or how.opaque:
+        return frozenset()
+    return frozenset(n for n in r.job.gates.drift or () if n not in schema.names and n in r.schema.names)
+
+
+def _shards(
+    at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left], beside: frozenset[str]
+) -> tuple[pa.Table, pa.Table]:
     """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED). It is divided as
     unfinished ones were.
     """
@@ -201,7 +213,7 @@ def _shards(at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left]) -> tu
     sizes = [int(n) for b in bases for n in _rows_of(b.plan)]
     rows = min(rows, max(sizes)) if sizes and r.job.running.shard_rows == "auto" else rows
     known: dict[tuple[int, int], Piece] = {x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges}
-    known.update(_adoptable(at, bases))
+    known.update(_adoptable(at, bases, beside))
     out: list[tuple[int, int, int, int, int]] = []
     adopted: list[tuple[int, int, int]] = []
     number = 0
@@ -241,9 +253,10 @@ def _apart(r: Resolved, ranges: Sequence[Place]) -> list[int]:
     return [-1 if n is None else n for n in counts]
 
 
-def _adoptable(at: Chosen, bases: Sequence[Base]) -> dict[tuple[int, int], Piece]:
+def _adoptable(at: Chosen, bases: Sequence[Base], beside: frozenset[str]) -> dict[tuple[int, int], Piece]:
     """Shards of the result before that can be taken over, with their ranges, by file and start of the first: of files
-    that are as they were, without a dead row, and with all their files.
+    that are as they were, without a dead row, with all their files, and with a profile of the columns `beside` those
+    that are written: where that lacks one, the rows keep their answers one by one, and are read for it.
     """
     number = {f.file.path: i for i, f in enumerate(at.resolved.files)}
     found: dict[tuple[int, int], Piece] = {}
@@ -254,10 +267,18 @@ def _adoptable(at: Chosen, bases: Sequence[Base]) -> dict[tuple[int, int], Piece
         for n, done in base.done.items():
             shard_ = base.plan.shards[n]
             whole = n not in torn and not Counts(*done.counts).all_dead and len(shard_.pieces) > 0
+            if base.by_row and done.fates is not None and not _profiled(done, beside):
+                continue
             if whole and all(p.file.path in base.unchanged for p in shard_.pieces):
                 ranges = [(number[p.file.path], a, b) for p in shard_.pieces for a, b in p.ranges]
                 found[ranges[0][:2]] = ranges, (base, n)
     return found
+
+
+def _profiled(done: Receipt, columns: frozenset[str]) -> bool:
+    if not columns or (done.profile is not None and not done.profile.rows):
+        return True
+    return done.profile is not None and columns <= done.profile.columns.keys()
 
 
 def _divided(

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill import __version__
-from gristmill.commit import publication
+from gristmill.commit import drift, publication
 from gristmill.commit.generation import decode_schema, meta
 from gristmill.driver import runrecord
 from gristmill.driver.choice import Chosen
@@ -38,7 +38,7 @@ from gristmill.observe.progress import Several
 from gristmill.observe.report import Report
 from gristmill.observe.standing import LATE, NOT_DELIVERED, failed
 from gristmill.observe.standing import way as way_on
-from gristmill.observe.teller import Begun, Column, Data, Ended, Teller, Told
+from gristmill.observe.teller import Begun, Column, Data, Ended, Sign, Teller, Told
 from gristmill.shards.shard import ShardTable
 
 INCIDENTS = "incidents.json"
@@ -169,7 +169,7 @@ class Telling:
         if not self._begun:
             self._begin(self._named())
         end = Ended(
-            state, time.time(), round(c.log.seconds, 3), _incident(error), text, code, way=way,
+            state, time.time(), round(c.log.seconds, 3), _sign(error, text), text, code, way=way,
             **({} if report is None else _counts(report)), output=self._output,
             assertions=_gates(c.spec, state, report), published=self._published_at(),
         )  # fmt: skip
@@ -217,7 +217,8 @@ class Telling:
 
     def _left_out(self, at: Opened) -> None:
         if bad := at.resolved.skipped:
-            self._told.raised("skipped", self._c.log.scrubbed("; ".join(bad)))
+            files = tuple(self._c.log.scrubbed(one.partition(": ")[0]) for one in bad)
+            self._told.raised(Sign("skipped", self._c.log.scrubbed("; ".join(bad)), files))
 
     def _named(self) -> Begun:
         root = self._c.root
@@ -286,15 +287,18 @@ def _book(c: Command, state: str | None) -> Book:
     return Book(job, join(meta(c.root), INCIDENTS), c.files, folder=meta(c.root), instead=str(instead))
 
 
-def _incident(error: BaseException | None) -> str:
-    """The kind of alert that an error makes. Who presses Ctrl-C knows it; a stop by somebody else's SIGTERM is told."""
-    if error is None:
-        return ""
-    if isinstance(error, Interrupted):
-        return "failed" if error.exit_code == 143 else ""
-    if isinstance(error, GateFailed) and any(d.verdict == "failed" for d in getattr(error.report, "drift", ())):
-        return "drift"
-    return error.incident if isinstance(error, GristmillError) else "failed"
+def _sign(error: BaseException | None, text: str) -> Sign | None:
+    """The incident that an error makes. Who presses Ctrl-C knows it; a stop by somebody else's SIGTERM is told."""
+    code = int(getattr(error, "exit_code", 1))
+    if error is None or (isinstance(error, Interrupted) and code != 143):
+        return None
+    if isinstance(error, GateFailed):
+        found = getattr(error.report, "drift", ())
+        if any(d.verdict == "failed" for d in found):
+            return Sign("drift", text, (*drift.refused(found), *error.gates))
+        return Sign(error.incident, text, error.gates)
+    kind = error.incident if isinstance(error, GristmillError) else "failed"
+    return Sign(kind, text, (f"exit {code}",)) if kind else None
 
 
 def _gates(spec: JobSpec, state: str, report: Report | None) -> tuple[tuple[str, bool], ...]:

@@ -21,6 +21,8 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.files.document import Document
 from gristmill.fingerprint import digests, diskcache
+from gristmill.models import modelsfile
+from gristmill.models.versions import OURS
 from gristmill.process import machine
 from gristmill.process.targets import import_target
 
@@ -92,7 +94,15 @@ def _note(r: Resolved) -> Path:
         "place": [r.place.device, r.place.backend, r.job.engine.name, r.workers, len(r.gpus)],
         "machine": machine.name(),
     }
+    if places := [_registry(one.asked) for one in r.registered if one.asked.startswith(OURS)]:
+        about = {**about, "registries": places}
     return diskcache.cache_folder() / "paces" / f"{digests.digest_of(json.dumps(about, sort_keys=True))[:40]}.json"
+
+
+def _registry(asked: str) -> str:
+    """The file of the registry that a name is looked up in: another one may have another model of this name."""
+    file = asked.removeprefix(OURS).rpartition("#")[0]
+    return os.path.realpath(file or modelsfile.nearest_file())
 
 
 def _callables(r: Resolved) -> list[tuple[str, str]]:

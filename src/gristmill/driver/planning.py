@@ -719,5 +719,6 @@ def _check_gates(r: Resolved) -> None:
             f"{some} of {rows} rows are null in {', '.join(nulls)}, so at most {(rows - least) / rows:.4f} of them "
             f"can be scored, under min_ok {r.job.gates.min_ok}: give nulls to the model, if it takes them (on_null: "
             "keep), leave such rows out (where, on_null: skip), or lower the gate "
-            f"(--min-ok {(shown := (rows - most) * 100 // rows / 100)}, gates={{'min_ok': {shown}}})"
+            f"(--min-ok {(shown := (rows - most) * 100 // rows / 100)}, gates={{'min_ok': {shown}}})",
+            gates=["min_ok"],
         )

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from gristmill.commit import gates, nights, onefile, publication, publish, seals
+from gristmill.commit import drift, gates, nights, onefile, publication, publish, seals
 from gristmill.commit.documents import Described, ResultRecord
 from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.live import LiveFiles
@@ -159,7 +159,7 @@ def _gates(s: Scored, counts: Counts) -> None:
     replaces = s.spec.update is not None and s.base is None  # whatever the verb: a restart loses rows, too
     if replaces and (why := updating.missed(Held.by(s.root, s.files), s.resolved, lambda: _gone(s))):
         if not s.verbs.accept:
-            raise GateFailed(why)
+            raise GateFailed(why, gates=[f"unread {path}" for path in s.resolved.unread])
         s.log.note("warning", f"without the rows of {', '.join(s.resolved.unread[:3])}, which was accepted")
     if not s.verbs.accept and not s.retries:
         gates.final(s.spec.gates, counts, errors, s.look, s.generation.kind == "append")
@@ -175,10 +175,15 @@ def _compared(s: Scored) -> Compared:
     found = drifting.compared(Staged.of(s.spec, s.generation, s.receipts, s.plan.about, s.base))
     if found.failed and not s.verbs.accept:
         report = replace(summary.held_back(s), drift=found.drift)
-        raise GateFailed(drifting.refused(found, s.generation), report=report)
+        named = [gate for one in found.findings if one.failed for gate in one.gates]
+        raise GateFailed(drifting.refused(found, s.generation), report=report, gates=named)
+    drifted = {"alert": "drift", "about": drift.warned(found.drift)}
     for finding in found.findings:
-        drifted = {"alert": "drift"} if any(d.verdict != "held" for d in found.drift) else {}
-        s.log.note("warning", f"{finding.text}{', which was accepted' if finding.failed else ''}", **drifted)
+        s.log.note(
+            "warning",
+            f"{finding.text}{', which was accepted' if finding.failed else ''}",
+            **(drifted if finding.drifts else {}),
+        )
     return found
 
 
@@ -202,7 +207,8 @@ def _deliverable(s: Scored, whole: Whole) -> None:
         if not s.verbs.accept:
             ways = "--accept, accept=True, publishes them, and they are not delivered"
             raise GateFailed(
-                f"{e}; nothing new was published (its rows are staged in {s.generation.work}; {ways})"
+                f"{e}; nothing new was published (its rows are staged in {s.generation.work}; {ways})",
+                gates=["keys of a delivery"],
             ) from e
         s.log.note("warning", f"{e}: that was accepted, and is not delivered")
 
@@ -244,7 +250,8 @@ def _audited(s: Scored, whole: Whole) -> None:
     for refused in gates.refusals(planning.audits(s.spec), staged):
         if not s.verbs.accept:
             ways = "the same job again with --accept (accept=True) publishes it anyway"
-            raise GateFailed(f"{refused}; nothing new was published ({ways})")
+            named = [refused.partition(":")[0]]
+            raise GateFailed(f"{refused}; nothing new was published ({ways})", gates=named)
         s.log.note("warning", f"{refused}, which was accepted")
 
 

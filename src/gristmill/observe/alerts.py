@@ -9,7 +9,7 @@ import os
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -22,7 +22,7 @@ from gristmill.observe.events import Progress
 from gristmill.observe.incidents import Book, Open
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
-from gristmill.observe.teller import Begun, Ended
+from gristmill.observe.teller import Begun, Ended, Sign
 
 WITHIN_S = 8.0  # seconds that one alert may take, all tries together
 MOST_TEXT = 2000  # characters of an error's text: Slack takes 40,000, a telephone shows 200
@@ -35,12 +35,21 @@ _SAYS = {
     "skipped": "left out files that cannot be read",
     "recovered": "is well again",
 }
+_OVER = {  # said of one that is over while others are open
+    "failed": "no longer fails",
+    "late": "is no longer late",
+    "gate": "is no longer held back by a gate",
+    "drift": "no longer drifts",
+    "dead": "has no dead rows any more that are to be told",
+    "skipped": "no longer leaves out files",
+}
 
 
 @dataclass(frozen=True)
 class Message:
-    """An alert as it is sent. `kind` is that of the incident, or "recovered"; `of` is what it recovered from. Times are
-    RFC 3339; `rows` are those of the run, empty if none was scored yet.
+    """An alert as it is sent. `kind` is that of the incident, or "recovered"; `of` is what it recovered from, and
+    `still` the kinds that are open. Times are RFC 3339; `run` is the one that showed it, `rows` are those of the run,
+    empty if none was scored yet. `changes` is how often an incident has been told again, as it was another or worse.
     """
 
     kind: str
@@ -56,10 +65,14 @@ class Message:
     look: str = ""
     next: str = ""
     version: str = __version__
+    still: tuple[str, ...] = ()
+    changes: int = 0
 
     @property
     def headline(self) -> str:
         """What happened, in one line."""
+        if self.kind == "recovered" and self.still:
+            return f"{self.job} {_OVER.get(self.of, f'is over {self.of}')}; still open: {', '.join(self.still)}"
         return f"{self.job} {_SAYS.get(self.kind, self.kind)}"
 
     @property
@@ -67,8 +80,11 @@ class Message:
         """All of it for a person."""
         counts = ", ".join(f"{units.count(n)} {name}" for name, n in self.rows.items())
         after = f"after: {self.of}, since {self.since}" if self.of else ""
+        again = f"told again, as it is another, or worse; open since {self.since}" if self.changes and not after else ""
         rows, look = f"rows: {counts}" if counts else "", f"$ {self.look}" if self.look else ""
-        return [line for line in (self.text, after, rows, look, f"next: {self.next}" if self.next else "") if line]
+        return [
+            line for line in (self.text, after, again, rows, look, f"next: {self.next}" if self.next else "") if line
+        ]
 
     def as_slack(self) -> dict[str, Any]:
         """In Slack's form, which Mattermost, Rocket.Chat and Discord (…/slack) take, too."""
@@ -107,33 +123,39 @@ class Alerts:
         eased = frozenset(desk.name for desk in self._desks if "recovered" in desk.alert.on)
         for desk in self._desks:
             desk.eased = eased
-        self._kinds: set[str] = set()
+        self._signs: dict[str, Sign] = {}
+        self._run = ""
 
     def began(self, run: Begun) -> None:
         """Tell what an earlier run could not, and how earlier runs ended that could tell nothing themselves."""
+        self._run = run.run
         self._each("began", run)
-        for _, how in run.died:
-            self._each("raised", "failed", how)
+        for one, how in run.died:
+            self._each("raised", Sign("failed", how, ("killed",)), one)
 
     def progress(self, now: Progress) -> None:
         """Nothing is told of a run that runs."""
 
-    def raised(self, kind: str, text: str) -> None:
+    def raised(self, sign: Sign) -> None:
         """An incident, or one more sign of one that is open."""
-        if kind not in self._kinds:
-            self._kinds.add(kind)
-            self._each("raised", kind, text)
+        before = self._signs.get(sign.kind)
+        if before is not None and set(sign.what) <= set(before.what):
+            return
+        if before is not None:
+            sign = replace(sign, what=(*before.what, *(w for w in sign.what if w not in before.what)))
+        self._signs[sign.kind] = sign
+        self._each("raised", sign, self._run)
 
     def ended(self, end: Ended) -> None:
         """What came of the run: an incident, or the end of those that it did not raise."""
         self._each("counted", end)
-        if end.incident:
-            self.raised(end.incident, end.text)
+        if end.incident is not None:
+            self.raised(end.incident)
         elif end.good:
             # If nothing was scored, what is published has the drift that it had, and its dead rows, unless they were
             # scored again by somebody who told nobody.
             same = () if end.state == "done" else ("drift", "dead") if end.rows_dead else ("drift",)
-            self._each("over", frozenset(self._kinds.union(same)))
+            self._each("over", frozenset({*self._signs, *same}))
 
     def close(self, until: float) -> list[str]:
         lines = [line for desk in self._desks for line in desk.box.close(until)]
@@ -165,46 +187,50 @@ class _Desk:
             end: Ended = values[0]
             counts = {"in": end.rows_in, "ok": end.rows_ok, "dead": end.rows_dead, "filtered": end.rows_filtered}
             self._rows = counts if end.rows_in else {}
-            self._way = end.incident, end.way
+            self._way = "" if end.incident is None else end.incident.kind, end.way
         elif what == "raised":
-            self._raised(values[0], values[1], until)
+            self._raised(*values, until)
         else:
             self._book.over(values[0])
             for one in self._untold():
                 self._tell(one, until)
             self._book.swept(self.eased)
 
-    def _raised(self, kind: str, text: str, until: float) -> None:
+    def _raised(self, sign: Sign, run: str, until: float) -> None:
         try:
-            found = self._book.raised(kind, text)
+            found = self._book.raised(sign, run)
         except OSError:  # a full disk: better told twice than never
-            self._send(self._message(Open("", self._book.job, kind, text, 0.0)), until)
+            if sign.kind in self.alert.on:
+                self._send(self._message(Open("", self._book.job, sign.kind, sign.text, 0.0, run=run)), until)
             raise
-        if self.name not in found.told and kind in self.alert.on:
+        if self.name not in found.told and sign.kind in self.alert.on:
             self._tell(found, until)
 
     def _untold(self) -> list[Open]:
         """Incidents that this one does not know of, and ends of those that it does."""
         known = self._book.mine()
         new = [one for one in known if one.over is None and one.kind in self.alert.on and self.name not in one.told]
-        done = [one for one in known if one.over is not None and self.name in one.told and self.name not in one.eased]
+        done = [one for one in known if one.over is not None and self.name in one.known and self.name not in one.eased]
         return new + (done if "recovered" in self.alert.on else [])
 
     def _tell(self, incident: Open, until: float) -> None:
-        self._send(self._message(incident), until)
+        still = tuple(sorted(one.kind for one in self._book.mine() if one.over is None)) if incident.over else ()
+        self._send(self._message(incident, still), until)
         self._book.told(incident, self.name, self.eased)
 
-    def _message(self, one: Open) -> Message:
+    def _message(self, one: Open, still: tuple[str, ...] = ()) -> Message:
         run, over = self._run, one.over is not None
-        sink = "" if run is None else run.sink
-        quoted = shlex.quote(sink)
-        look = "" if not sink or over else f"gristmill {'dead' if one.kind in ('dead', 'gate') else 'status'} {quoted}"
+        sink, now = ("", "") if run is None else (run.sink, run.run)
+        by = now if over else one.run or now
+        rows = self._rows if by == now else {}
+        what = "dead" if one.kind == "dead" or (one.kind == "gate" and rows.get("dead")) else "status"
+        look = "" if not sink or over else f"gristmill {what} {shlex.quote(sink)}"
         since = datetime.fromtimestamp(one.since, timezone.utc).isoformat(timespec="seconds") if one.since else ""
         return Message(
             "recovered" if over else one.kind, one.job if run is None else run.job, sink,
             "" if over else one.text[:MOST_TEXT], one.id, since, one.kind if over else "",
-            "" if run is None else run.run, rows=self._rows, look=look,
-            next=self._way[1] if not over and self._way[0] == one.kind else "",
+            by, rows=rows, look=look, next=self._way[1] if not over and self._way[0] == one.kind and by == now else "",
+            still=still, changes=one.changes,
         )  # fmt: skip
 
     def _send(self, message: Message, until: float) -> None:
@@ -213,7 +239,8 @@ class _Desk:
             address = reveal(alert.webhook)
             slack = alert.form == "slack" or (alert.form == "auto" and _is_slack(address))
             body = json.dumps(message.as_slack()).encode() if slack else plain
-            own = {"Content-Type": "application/json", "Idempotency-Key": f"{message.incident}-{message.kind}"}
+            key = f"{message.incident}-{message.kind}" + (f"-{message.changes}" if message.changes else "")
+            own = {"Content-Type": "application/json", "Idempotency-Key": key}
             post(address, body, {**own, **{n: str(v) for n, v in reveal(alert.headers).items()}}, until)
         elif alert.email:
             send_mail(alert, f"[gristmill] {message.headline}", "\n\n".join(message.lines), until)

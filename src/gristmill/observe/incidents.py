@@ -1,8 +1,8 @@
 """Open incidents, so that each is told once, however many runs it lasts and whatever is killed meanwhile.
 
-An incident is a job and a kind, from when it is first raised until a run in which it is not. It is stored before
-anybody is told, and who was told is stored at once after; so one that was cut off between the two is told again, under
-the same id, and none is forgotten.
+An incident is a job and a kind, from when it is first raised until a run in which it is not. It is told again, under
+the same id, once a run shows something of it that is new, or much worse. It is stored before anybody is told, and who
+was told is stored at once after; so one that was cut off between the two is told again, and none is forgotten.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.files.document import Document
+from gristmill.observe.teller import Sign
 
 T = TypeVar("T")
 MOST_TRIES = 500  # of a change; each fails only because somebody else's did not
+WORSE = 10  # times as much as when it was told: it is told again
 
 
 @dataclass(frozen=True)
 class Open:
-    """An incident. Times are seconds since 1970; `told` are those who know of it, `eased` those who know that it is
-    over; `over` is when it was seen to be, None while it lasts.
+    """An incident. Times are seconds since 1970; `told` are those who know of it as it is, `eased` those who know that
+    it is over; `over` is when it was seen to be, None while it lasts. `what` and `text` are of the last run that showed
+    a sign of it, which is `run`; `size` is how much of it there was when it was first told, or told again, which it was
+    `changes` times; `earlier` are those who knew of it before that.
     """
 
     id: str
@@ -40,6 +44,25 @@ class Open:
     told: tuple[str, ...] = ()
     eased: tuple[str, ...] = ()
     over: float | None = None
+    what: tuple[str, ...] = ()
+    size: int = 0
+    run: str = ""
+    changes: int = 0
+    earlier: tuple[str, ...] = ()
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Those who know of it, if only as it was."""
+        return frozenset((*self.told, *self.earlier))
+
+    def shown(self, sign: Sign, run: str) -> Open:
+        """After one more sign of it. If that shows something new, or far more, nobody knows of it as it is now."""
+        now = replace(self, text=sign.text, what=sign.what, run=run)
+        now = now if self.over is None else replace(now, over=None, eased=())
+        if set(sign.what) <= set(self.what) and sign.size < WORSE * max(1, self.size):
+            return now
+        size, known = max(sign.size, self.size), tuple(sorted(self.known))
+        return replace(now, size=size, changes=self.changes + 1, told=(), earlier=known)
 
 
 @dataclass(frozen=True)
@@ -60,15 +83,16 @@ class Book:
         self._path, self._files, self._folder, self._instead = path, files, folder, instead
         self._lock = threading.Lock()
 
-    def raised(self, kind: str, text: str) -> Open:
-        """Open an incident, or find the one that is open. One that was over, and not told to be, goes on."""
-        new = Open(uuid.uuid4().hex[:12], self.job, kind, text, time.time())
+    def raised(self, sign: Sign, run: str = "") -> Open:
+        """Open an incident, or find the one that is open, as it is after this sign of it. One that was over, and not
+        told to be, goes on.
+        """
+        what, size = sign.what, sign.size
+        new = Open(uuid.uuid4().hex[:12], self.job, sign.kind, sign.text, time.time(), what=what, size=size, run=run)
 
         def change(now: _Change) -> Open:
-            known = next((one for one in now.all if (one.job, one.kind) == (self.job, kind)), None)
-            if known is not None and known.over is not None:
-                known = replace(known, over=None, text=text, eased=())
-            return now.put(known or new)
+            known = next((one for one in now.all if (one.job, one.kind) == (self.job, sign.kind)), None)
+            return now.put(new if known is None else known.shown(sign, run))
 
         return self._changed(change)
 
@@ -161,7 +185,7 @@ class _Change:
     def sweep(self, job: str, all_who: frozenset[str]) -> None:
         """Forget incidents that are over and that nobody is left to be told of: `all_who` are those told recoveries."""
         for one in self.all:
-            if one.job == job and one.over is not None and not (set(one.told) & all_who) - set(one.eased):
+            if one.job == job and one.over is not None and not (one.known & all_who) - set(one.eased):
                 del self._by_id[one.id]
 
 

@@ -21,7 +21,7 @@ from gristmill.job.uris import local_path
 from gristmill.observe.events import Progress
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
-from gristmill.observe.teller import Begun, Column, Data, Ended
+from gristmill.observe.teller import Begun, Column, Data, Ended, Sign
 
 PRODUCER = f"https://pypi.org/project/gristmill/{__version__}"
 SPEC = "https://openlineage.io/spec"
@@ -61,7 +61,7 @@ class Events:
             so_far = Data(self._run.sink, rows=now.rows_ok)
             self._put("RUNNING", self._event("RUNNING", self._run, self._run.run, time.time(), {}, so_far))
 
-    def raised(self, kind: str, text: str) -> None:
+    def raised(self, sign: Sign) -> None:
         """Incidents are for alerts."""
 
     def ended(self, end: Ended) -> None:

@@ -17,7 +17,7 @@ from gristmill.observe.events import ENDED, Progress
 from gristmill.observe.figures import Figures
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
-from gristmill.observe.teller import Begun, Ended
+from gristmill.observe.teller import Begun, Ended, Sign
 from gristmill.process.extras import require
 
 EVERY_S = 15.0  # seconds between two updates while a run runs: Prometheus asks every 15 to 60 s
@@ -53,7 +53,7 @@ class Gauges:
             self._phase = now.phase
             self._send()
 
-    def raised(self, kind: str, text: str) -> None:
+    def raised(self, sign: Sign) -> None:
         """Alerts are made of these figures by whoever collects them."""
 
     def ended(self, end: Ended) -> None:

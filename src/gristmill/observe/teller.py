@@ -60,15 +60,27 @@ class Begun:
 
 
 @dataclass(frozen=True)
+class Sign:
+    """A sign of an incident of a kind: what happened, as `text` for a person, and as names of all that is wrong
+    (`what`: gates, files, an exit code) and how much of it there is (`size`: rows), by which something new is known.
+    """
+
+    kind: str
+    text: str
+    what: tuple[str, ...] = ()
+    size: int = 0
+
+
+@dataclass(frozen=True)
 class Ended:
-    """How a run ended. `incident` is the kind of alert that its error makes, "" for none; `text` is the error's, `way`
-    what to do about it. `published` is when the sink's result was (seconds since 1970), None if nothing is.
+    """How a run ended. `incident` is the sign of one that its error makes, `text` is the error's, `way` what to do
+    about it. `published` is when the sink's result was (seconds since 1970), None if nothing is.
     """
 
     state: str
     at: float
     seconds: float
-    incident: str = ""
+    incident: Sign | None = None
     text: str = ""
     exit_code: int = 0
     way: str = ""
@@ -98,7 +110,7 @@ class Teller(Protocol):
 
     def progress(self, now: Progress) -> None: ...
 
-    def raised(self, kind: str, text: str) -> None: ...
+    def raised(self, sign: Sign) -> None: ...
 
     def ended(self, end: Ended) -> None: ...
 
@@ -107,7 +119,7 @@ class Teller(Protocol):
 
 class Told:
     """Several tellers as an observer of a run. A note whose fields have an `alert`, which names a kind of incident,
-    raises that; one about rows that are dead letters (`rows_dead`) raises "dead".
+    raises that, `about` names in `about`; one about rows that are dead letters (`rows_dead`) raises "dead".
     """
 
     def __init__(self, tellers: Sequence[Teller]) -> None:
@@ -124,14 +136,15 @@ class Told:
 
     def note(self, note: Note) -> None:
         """Raise what the note says."""
-        kind = note.fields.get("alert") or ("dead" if "rows_dead" in note.fields else "")
+        told = note.fields
+        kind = told.get("alert") or ("dead" if "rows_dead" in told else "")
         if kind:
-            self.raised(str(kind), note.text)
+            self.raised(Sign(str(kind), note.text, tuple(told.get("about", ())), int(told.get("rows_dead", 0))))
 
-    def raised(self, kind: str, text: str) -> None:
-        """Raise an incident."""
+    def raised(self, sign: Sign) -> None:
+        """Raise an incident, or show one more sign of one."""
         for teller in self._tellers:
-            teller.raised(kind, text)
+            teller.raised(sign)
 
     def ended(self, end: Ended) -> list[str]:
         """Pass on how the run ended, and wait a little for all that is still to be sent; returns what could not be."""

@@ -138,6 +138,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """A form."""
         said = self.headers.get("Content-Length", "")
+        if not said and not self.headers.get("Transfer-Encoding"):
+            self._send(Response(b"a form says how long it is\n", HTTPStatus.LENGTH_REQUIRED, "text/plain"))
+            return
         if not said.isdecimal() or int(said) > MOST_BODY or self.headers.get("Transfer-Encoding"):
             self._send(Response(b"a form is not as long as that\n", HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain"))
             return

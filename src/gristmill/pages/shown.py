@@ -171,6 +171,12 @@ def steps(run: Run, path: str, words: str = "", updates: bool = False) -> list[t
              "be tried again here, so that jobs that come after it run, too:", f"{command} --accept"),
             ("If it is not, mend the source or the job, and let it be tried again.", ""),
         ]  # fmt: skip
+    if run.exit == 4 and run.what == RETRY and words and "--accept-code-change" not in words:
+        return [
+            ("This is not the job that wrote these dead letters: the message says what is other, and the way out.", ""),
+            ("Put that back, and retry; or let the next run of the job score them: an update scores dead rows again."
+             if updates else "Put that back, and let it be tried again.", ""),
+        ]  # fmt: skip
     if run.exit == 4 and run.what == RETRY:
         return [("The code is another one than that which scored the rows. If that is the fix, retry with the code as "
                  "it is now: tick the box beside the button on the page of the dead letters.", "")]  # fmt: skip

@@ -22,6 +22,10 @@ from gristmill.schedule.contract import RUN, Run, stamp
 LEAVING = 20.0  # seconds that runs have to stop: their own limit is 12
 LOOK = 0.5  # seconds between looks where the system does not tell that a process has ended
 KEPT = 60  # logs of a job that are kept
+BEGINS = "gristmill up: attempt "  # the line of a log at which an attempt begins
+SAYS = "gristmill: "  # the beginning of a message; the lines that follow, up to one of another kind, belong to it
+MOST_LINES = 30  # of a message: differences are listed one a line
+BLANK = "\n"  # a run that was killed may have left half a line
 
 
 class Processes:
@@ -75,6 +79,8 @@ class Processes:
         """Begin the command. Its output is appended to the log of the tick."""
         command = [*mortal("TERM"), sys.executable, "-m", "gristmill", run.what, path, "--scheduled", tick]
         with self._log(run) as out:
+            out.write(f"{BLANK if out.tell() else ''}{BEGINS}{run.attempts}\n".encode())
+            out.flush()
             process = subprocess.Popen(
                 [*command, "--progress", "lines", *run.options.split()], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=subprocess.STDOUT, env=self._environ, start_new_session=True,
@@ -156,12 +162,13 @@ class Processes:
 
 
 def last_words(path: str) -> str:
-    """The last message in the log of a run; "" if there is none."""
+    """The last message of the last attempt in the log of a run, with the lines that follow it; "" if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - 20_000))
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return ""
-    said = [line.removeprefix("gristmill: ") for line in lines if line.startswith("gristmill: ")]
-    return said[-1] if said else ""
+    attempt = max((n for n, line in enumerate(lines) if line.startswith(BEGINS)), default=-1)
+    first = max((n for n, line in enumerate(lines) if n > attempt and line.startswith(SAYS)), default=None)
+    return "" if first is None else "\n".join(lines[first : first + MOST_LINES]).removeprefix(SAYS).rstrip()

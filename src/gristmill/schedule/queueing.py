@@ -62,7 +62,9 @@ def after(run: Run, code: int, told: Scheduled | None, now: float, *, stopping: 
     retries, first = (0, 0.0) if told is None else (told.schedule.retries, told.schedule.first_retry.total_seconds())
     how = f"was ended by signal {-code}" if code < 0 else "was stopped" if code in STOPPED else "failed"
     if told is not None and tries > retries:
-        return replace(ended, state="failed", tries=tries, reason=f"{how}, {tries} times")
+        often = f"failed, {tries} times" if tries > 1 else how
+        last = f", the last time {how.removeprefix('was ')}" if tries > 1 and how != "failed" else ""
+        return replace(ended, state="failed", tries=tries, reason=f"{often}{last}")
     wait = min(LONGEST, first * 2 ** min(tries - 1, 20))
     return replace(ended, state="due", tries=tries, next=now + wait, ended=None, reason=how)
 
