@@ -189,7 +189,8 @@ class _Desk:
             self._rows = counts if end.rows_in else {}
             self._way = "" if end.incident is None else end.incident.kind, end.way
         elif what == "raised":
-            self._raised(*values, until)
+            sign, run = values
+            self._raised(sign, run, until)
         else:
             self._book.over(values[0])
             for one in self._untold():
