@@ -86,6 +86,20 @@ def test_an_approval_moves_its_stage(capsys):
     assert scored(skops_model("registry:slope/3"), "third")[1] == [3.0, 6.0, 9.0]
 
 
+def test_models_of_one_name_in_two_registries_have_paces_of_their_own(tmp_path, monkeypatch):
+    """How long a run takes is told by those of the model of this folder's models.yaml; a new version is as fast."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    for folder, versions in (("a", "34"), ("b", "3")):
+        Path(folder).mkdir()
+        shutil.copytree("models", f"{folder}/models")
+        monkeypatch.chdir(folder)
+        for version in versions:
+            approve("slope", version, "--for", "batch", "--path", named(version))
+            scored(skops_model("registry:slope@batch"), f"out{version}")
+        monkeypatch.chdir(tmp_path)
+    assert len(list((tmp_path / "cache" / "paces").iterdir())) == 2
+
+
 @pytest.mark.long
 def test_commands_and_job_files_take_names(capsys):
     """`--model registry:…` of a command, a job file, and a file of models that is named in it."""
