@@ -13,6 +13,8 @@ import pytest
 
 from gristmill.arrow.hashing import kinds_of, rough, row_digests
 from gristmill.arrow.valuebytes import value_bytes
+from gristmill.sources.contract import Block
+from gristmill.sources.rowdigests import Content
 
 D = decimal.Decimal
 FAR = 2**62  # beyond year 9999 in every unit, and beyond Python's durations
@@ -194,3 +196,15 @@ def test_kinds_are_those_of_the_values() -> None:
     """A type is told without how its values are encoded, at any depth."""
     encoded = pa.schema([("x", pa.list_(pa.dictionary(pa.int8(), pa.string_view())))])
     assert kinds_of(encoded) == kinds_of(pa.schema([("x", pa.list_(pa.string()))]))
+
+
+def test_what_was_read_is_told_by_its_bytes() -> None:
+    """Also of layouts of which no array of numbers is at hand: views of lists, runs and unions."""
+    found = set()
+    for last in (1, 2, 999):
+        times = pa.array([0, last], pa.int64()).view(pa.time64("ns"))
+        lists = pa.ListViewArray.from_arrays(pa.array([0, 1], pa.int32()), pa.array([1, 1], pa.int32()), times)
+        content = Content()
+        content.add(Block(pa.table({"x": lists}), np.arange(2)))
+        found.add(content.hexdigest())
+    assert len(found) == 3

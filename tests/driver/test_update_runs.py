@@ -356,6 +356,23 @@ def _doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {"s": [x * 2 for x in batch["x"]]}
 
 
+def test_nested_times_that_python_does_not_have_are_told_apart(tmp_path: Path) -> None:
+    """A change of nanoseconds is a change, and years beyond 9999 hold nothing up."""
+    (tmp_path / "in").mkdir()
+    for third in (3, 2**60, 2**60 + 1):
+        counts = pa.array([1, 2, third % 10**9], pa.int64()).view(pa.time64("ns"))
+        days = pa.array([1, 2, third], pa.int64()).view(pa.timestamp("us"))
+        at = pa.StructArray.from_arrays([counts, days], ["tod", "at"])
+        pq.write_table(pa.table({"id": range(3), "at": at}), tmp_path / "in" / "a.parquet")
+        report = job(tmp_path, BY_ID, gm.model(_counted, batch_format="arrow"), sink={"keep": ["id"]}).run()
+        assert [r["n"] for r in rows(tmp_path)] == [1, 2, third % 10**9]
+        assert not report.updated or report.updated["scored"] == 1
+
+
+def _counted(batch: pa.RecordBatch) -> dict[str, Any]:
+    return {"n": pa.table({"at": batch["at"]})["at"].combine_chunks().field(0).view(pa.int64())}
+
+
 def _odd(row: dict[str, Any]) -> bool:
     return row["id"] % 2 == 1
 
