@@ -85,7 +85,7 @@ def planned(at: Chosen) -> Planned | None:
     unfinished = [one for b in bases if b.generation in at.carries for one in b.left(at.resolved)]
     table, adopted = _shards(at, bases, unfinished, _beside(at.resolved, schema))
     kept = _index(at, bases)
-    if not kept and not adopted.num_rows:  # so that nothing has to have the types that the result had
+    if not (kept or adopted.num_rows or unfinished):  # so that nothing has to have the types that the result had
         if not left_out:
             at.log.tell(updating.told(["no file is as it was, and its rows cannot be told one by one"]))
         return None
