@@ -50,8 +50,8 @@ def export_key(digest: str, task: str) -> str:
 
 
 def exported(files: EncoderFiles, task: str, name: str, *, code: bool = False) -> Path:
-    """The ONNX file of a torch model: from the cache, or written there now: of families whose graph is known in less
-    than a second beside loading the model, of others by tracing it (a minute for a base-size model).
+    """The ONNX file of a torch model: from the cache, or written there now: of families whose graph is known in a
+    second or two beside loading the model, of others by tracing it (a minute for a base-size model).
 
     It is compared with the torch model on two rows before it is kept. Needs torch and transformers. Raises BadModel if
     the model cannot be exported, or gives other values afterwards.
