@@ -1,4 +1,4 @@
-"""skops.io, imported in a third of the time that it takes by itself where torch is installed. Importing this module
+"""skops.io, imported without torch, which it imports by itself where that is installed. Importing this module
 imports it, so that a process from which workers are forked can have it."""
 
 from __future__ import annotations
