@@ -73,11 +73,16 @@ def written(folder: Path, graph: str) -> Callable[[np.ndarray, np.ndarray], Any]
 
 
 def openvino(folder: Path, graph: str, precision: str = "f32") -> Callable[[np.ndarray, np.ndarray], Any]:
-    """OpenVINO on the traced graph, in float32."""
+    """OpenVINO on the traced graph, computing in `precision`."""
     import openvino as ov
 
     core = ov.Core()
-    settings = {"INFERENCE_NUM_THREADS": 1, "NUM_STREAMS": 1, "INFERENCE_PRECISION_HINT": precision}
+    settings = {
+        "INFERENCE_NUM_THREADS": 1,
+        "NUM_STREAMS": 1,
+        "INFERENCE_PRECISION_HINT": precision,
+        "ENABLE_CPU_PINNING": False,  # else all processes are on core 0, as in models/openvino.py
+    }
     model = core.compile_model(core.read_model(graph), "CPU", settings)
     request, names = model.create_infer_request(), [i.any_name for i in model.inputs]
     return lambda ids, mask: request.infer(named(names, ids, mask))
