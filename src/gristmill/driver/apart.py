@@ -10,6 +10,7 @@ from itertools import product
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.secret import reveal
+from gristmill.job.snapshots import kind_of
 from gristmill.job.uris import file_named, is_local, local_path, records_of, redact
 from gristmill.process.scratch import is_passing
 from gristmill.sinks.contract import SinkFormat
@@ -85,16 +86,11 @@ def _files(job: JobSpec) -> Iterator[Written]:
             yield Written(f"{what} {uri}", real := plain_path(uri), (real,), real)
 
 
-def _logs(folder: str) -> Iterator[str]:
-    """Where a Delta or Lance table has what its versions are."""
-    return (os.path.join(folder, name) for name in ("_delta_log", "_versions"))
-
-
 def _refuse_read(source: Source, several: Iterable[Written]) -> None:
     uris = [str(reveal(uri)) for uri in source.uri]
     for written, uri in product(several, uris):
         real = plain_path(uri)
-        if written.below == real and source.format is None and any(map(os.path.isdir, _logs(real))):
+        if written.below == real and kind_of(uri, source) is not None:
             continue  # a table, read by its log; what may be brought there is for its store to say
         if any(paths.reads(real, part) or real == part for part in written.parts):
             raise BadJob(

@@ -77,8 +77,12 @@ def rivals(r: Resolved) -> dict[str, TextSpec]:
     from gristmill.models import export
 
     model = text_model(r)
-    names = [n for n in EXPORTED if n == "openvino" or model.dtype == "float32"] if export.exportable() else []
-    return {"torch": model, **{n: on(model, n) for n in names if n != "openvino" or installed("openvino")}}
+    found = {"torch": model}
+    if export.exportable() and model.dtype == "float32":
+        found["onnx"] = on(model, "onnx")
+    if export.exportable() and installed("openvino"):
+        found["openvino"] = on(model, "openvino")
+    return found
 
 
 def text_model(r: Resolved) -> TextSpec:

@@ -19,6 +19,7 @@ from gristmill.driver.planning import Resolved
 from gristmill.fingerprint import digests, diskcache
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import SEALED
+from gristmill.models.encoder import EXPORTED
 from gristmill.process import machine
 from gristmill.worker.budgetsearch import compared, knee
 
@@ -57,7 +58,7 @@ def _tries(r: Resolved, plain: BatchPlan) -> dict[str, Any]:
     if r.info.call is not None or r.estimated_rows < LEAST_ROWS or r.only is not None:
         return {}
     if plain.by_tokens:
-        on_cpu = ONNX_TRIES if r.place.backend in ("onnx", "openvino") else CPU_TRIES
+        on_cpu = ONNX_TRIES if r.place.backend in EXPORTED else CPU_TRIES
         return {"tries": GPU_TRIES if r.place.gpu else on_cpu}
     return {"tries": ROW_TRIES, "longest": LONGEST_CALL}
 

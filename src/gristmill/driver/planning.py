@@ -31,6 +31,7 @@ from gristmill.job.snapshots import is_snapshot
 from gristmill.job.specs import MODELS, ModelSpec, changed
 from gristmill.job.uris import file_named, records_of, redact
 from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.encoder import EXPORTED
 from gristmill.models.kinds import open_function
 from gristmill.models.versions import Registered
 from gristmill.process import machine
@@ -546,7 +547,7 @@ def budget_of(r: Resolved) -> BatchPlan:
         return BatchPlan(CPU_TOKENS, taken, max(ROW_WINDOW, taken))
     tokens = running.batch_tokens
     if tokens == "auto":
-        on_cpu = ONNX_TOKENS if r.place.backend in ("onnx", "openvino") else CPU_TOKENS
+        on_cpu = ONNX_TOKENS if r.place.backend in EXPORTED else CPU_TOKENS
         tokens = GPU_TOKENS if r.place.gpu else on_cpu
     rows = running.batch_rows
     quick = None

@@ -59,8 +59,25 @@ def _line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-class OnnxEncoder:
-    """A transformer as an ONNX graph, fed only the inputs that it has."""
+class GraphEncoder:
+    """A transformer as an ONNX graph, fed only the inputs that it has, whatever runs it."""
+
+    def output(self, batch: Batch) -> np.ndarray:
+        """What the graph gives for the batch: float32 [rows, …]."""
+        raise NotImplementedError
+
+    def vectors(self, batch: Batch) -> ArrayVectors | np.ndarray:
+        """Token vectors, or float32 [rows, n] if the graph pools by itself."""
+        found = self.output(batch)
+        return ArrayVectors(found) if found.ndim == 3 else found
+
+    def logits(self, batch: Batch) -> np.ndarray:
+        """float32 [rows, labels]."""
+        return self.output(batch)
+
+
+class OnnxEncoder(GraphEncoder):
+    """A transformer run by ONNX Runtime."""
 
     def __init__(self, path: Path, task: str, place: Place, name: str) -> None:
         graph = read_graph(path)
@@ -74,15 +91,6 @@ class OnnxEncoder:
             "threads": place.threads,
             "provider": self._session.get_providers()[0],
         }
-
-    def vectors(self, batch: Batch) -> ArrayVectors | np.ndarray:
-        """Token vectors, or float32 [rows, n] if the graph pools by itself."""
-        found = self.output(batch)
-        return ArrayVectors(found) if found.ndim == 3 else found
-
-    def logits(self, batch: Batch) -> np.ndarray:
-        """float32 [rows, labels]."""
-        return self.output(batch)
 
     def output(self, batch: Batch) -> np.ndarray:
         """What the graph gives for the batch: float32 [rows, …]."""

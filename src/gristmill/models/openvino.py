@@ -9,7 +9,7 @@ import numpy as np
 
 from gristmill.errors import BadModel
 from gristmill.models.contract import Place
-from gristmill.models.onnx import ArrayVectors, check_encoder, fed
+from gristmill.models.onnx import GraphEncoder, check_encoder, fed
 from gristmill.models.onnx_graph import read_graph
 from gristmill.models.text import Batch
 from gristmill.process.extras import require
@@ -17,7 +17,7 @@ from gristmill.process.extras import require
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
 
-class OpenVinoEncoder:
+class OpenVinoEncoder(GraphEncoder):
     """A transformer compiled by OpenVINO with `place.threads` threads, fed only the inputs that it has. `dtype` is what
     it computes in; a processor without bfloat16 computes in float32 all the same, and `about` says so.
     """
@@ -46,15 +46,6 @@ class OpenVinoEncoder:
             "dtype": "bfloat16" if "bfloat16" in computes or "bf16" in computes else "float32",
             "threads": place.threads,
         }
-
-    def vectors(self, batch: Batch) -> ArrayVectors | np.ndarray:
-        """Token vectors, or float32 [rows, n] if the graph pools by itself."""
-        found = self.output(batch)
-        return ArrayVectors(found) if found.ndim == 3 else found
-
-    def logits(self, batch: Batch) -> np.ndarray:
-        """float32 [rows, labels]."""
-        return self.output(batch)
 
     def output(self, batch: Batch) -> np.ndarray:
         """What the graph gives for the batch: float32 [rows, …], a copy, as the request's own memory is used again."""

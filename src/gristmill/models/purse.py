@@ -25,7 +25,7 @@ class Purse:
     def gone(self) -> float:
         """What is spent by the run, or kept free by its other workers, as far as is known here."""
         others = 0.0 if self.allowance is None else self.allowance.claimed - self._held
-        return max(self.spent, self.spent + others)
+        return self.spent + max(0.0, others)
 
     def reserve(self, cost: float) -> bool:
         """Whether so much is there to spend, of what this worker has claimed or can claim now; then it is reserved."""

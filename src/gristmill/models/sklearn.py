@@ -267,9 +267,8 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
 
 
 def _of_stack(package: str) -> bool:
-    return package in _STACK or package.startswith(
-        "_cython_"
-    )  # the type of Cython's functions, which any of it may hold
+    cython = package.startswith("_cython_")  # the type of Cython's functions, which any of it may hold
+    return package in _STACK or cython
 
 
 def _check_documents(spec: SklearnModel, features: Sequence[str], schema: pa.Schema) -> None:

@@ -206,7 +206,7 @@ class Prepare:
             following = Following(self._recipe.matching)
         # Rows read with different schemas never share a call of a step or the model.
         for _, same in itertools.groupby(self._read(task, read), lambda block: block.block.rows.schema):
-            for chunks in gather(self._chunks(task, same, suspects, following), size):
+            for chunks in gather(self._chunks(task, same, suspects, following, min(first, most)), size):
                 whole = self._gathered(chunks)
                 if suspects is None:
                     yield self._prepared(whole)
@@ -253,16 +253,18 @@ class Prepare:
     # ------------------------------------------------ reading
 
     def _chunks(
-        self, task: Task, read: Iterator[_Read], suspects: Suspects | None, following: Following | None
+        self, task: Task, read: Iterator[_Read], suspects: Suspects | None, following: Following | None, most: int
     ) -> Iterator[Chunk]:
+        """The rows after the steps, the first `most` apart, then four times as many, as windows are gathered."""
         groups: Iterator[list[_Read]] = gather(read, WindowSize(SMALL_BLOCK, 1 << 20, SMALL_BLOCK))
         for group in groups:
             self._clock.lap("gather")
             chunk = self._stepped(task, group, suspects, following)
             self._clock.lap("steps")
-            most = self._recipe.batch.window
-            for start in range(0, max(1, chunk.rows.num_rows), most):
-                yield chunk if chunk.rows.num_rows <= most else _part(chunk, start, most)
+            start, rows = 0, chunk.rows.num_rows
+            while start < max(1, rows):
+                yield chunk if not start and rows <= most else _part(chunk, start, most)
+                start, most = start + most, min(most * 4, self._recipe.batch.window)
 
     def _reading(self, path: str) -> Reading:
         path = path if path in self._recipe.reader.own else ""
