@@ -22,6 +22,7 @@ import pytest
 
 import kit
 from children import below, is_kept
+from llmserver import KEY, ChatServer
 
 pytest_plugins = ("planned",)
 
@@ -180,6 +181,15 @@ def flights() -> pa.Table:
 def weed() -> Path:
     """The S3 server's binary."""
     return kit.weed()
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server, its address and its key in the environment."""
+    with ChatServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", KEY)
+        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any
@@ -23,15 +22,6 @@ from gristmill.models.replies import after_of
 from llmserver import KEY, ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def asked(rows: int, sink: Path, text: str = "row", **more: Any) -> gm.Report:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +38,6 @@ from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def table(rows: int) -> pa.Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,10 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import BadJob, BadModel, PlanChanged
-from llmserver import KEY, ChatServer
+from llmserver import ChatServer
 
 PNG = b"\x89PNG\r\n\x1a\n...."
 ROWS = pa.table({"id": [1, 2, 3], "text": ["a b", "c", "d e f"]})
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def asked(row: dict[str, Any]) -> list[dict[str, Any]]:

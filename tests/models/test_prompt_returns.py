@@ -7,7 +7,6 @@ import enum
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +23,7 @@ import kit
 from gristmill.errors import BadJob, BadModel, PlanChanged
 from gristmill.jobfile.writing import dump
 from gristmill.models.answerschema import answers_in
-from llmserver import KEY, ChatServer
+from llmserver import ChatServer
 
 ROWS = pa.table({"id": [1, 2, 3], "text": ["a b", "c", "d e f"]})
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
@@ -80,15 +79,6 @@ SCHEMA: dict[str, Any] = {
     },
     "required": ["film", "tone", "people"],
 }
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def test_a_class_gives_columns_and_checks_answers(chat: ChatServer, tmp_path: Path) -> None:

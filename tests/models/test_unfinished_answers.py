@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,10 @@ import gristmill as gm
 from gristmill.models.answerschema import NamedAnswers
 from gristmill.models.apis import FORMS
 from gristmill.models.prompt import _json
-from llmserver import KEY, ChatServer
+from llmserver import ChatServer
 
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
 ROWS = pa.table({"id": [1, 2], "text": ["an odd one", "another one"]})
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def _choice(**has: Any) -> dict[str, Any]:
