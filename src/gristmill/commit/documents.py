@@ -62,7 +62,8 @@ class ModelRecord:
 class Described(Document):
     """What a plan and its result both record. Schemas are encoded (`generation.encode_schema`); `answers` are the
     columns that the model answered in, with whether some rows had null there; `made` are those that dicts of steps
-    added, by step.
+    added, by step. `unseen` says that there was no row to score, so that the schema may lack columns that rows will
+    have.
     """
 
     fingerprint: StoredFingerprint
@@ -72,6 +73,7 @@ class Described(Document):
     sink_format: str
     partition_by: tuple[str, ...]
     model: ModelRecord
+    unseen: bool = False
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,8 @@ def fitting(at: Chosen, about: Described, columns: Iterable[str] = ()) -> None:
     known: dict[str, Any] = dict.fromkeys(columns)
     if not at.spec.steps:
         known |= {f.name: f.type for f in r.schema if r.columns is None or f.name in r.columns}
-    elif not known:  # what steps make is only known once they have run
-        known = dict.fromkeys(asked)
+    if about.unseen or (at.spec.steps and not known):  # what steps and models make is known once they have run
+        known |= {name: None for name in asked if name not in known}
     drift.check(asked, {**known, **{f.name: f.type for f in decode_schema(about.output_schema)}})
 
 

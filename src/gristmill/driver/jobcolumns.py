@@ -162,9 +162,11 @@ def check_update(job: JobSpec, schema: pa.Schema) -> None:
             raise _no_column(name, there, "the update's key")
 
 
-def kept_columns(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> tuple[str, ...] | None:
-    """The columns carried over; None for all except the model's own. Raises BadJob for a name that clashes."""
-    sink = job.sink
+def kept_columns(job: JobSpec, info: ModelInfo, schema: pa.Schema, blank: bool = False) -> tuple[str, ...] | None:
+    """The columns carried over; None for all except the model's own; of a `blank` source there are none to ask for.
+    Raises BadJob for a name that clashes.
+    """
+    sink = None if blank else job.sink
     given = None if sink is None else sink.keep
     steps = any(s.kind != "filter" for s in job.steps)
     keep = given if given is not None else None if info.keeps_columns else ()

@@ -279,7 +279,7 @@ def _described(
     info = describing.described(model, None if blank else jobcolumns.widened(schema, job), job.engine)
     named.check_loaded(info.digests)
     jobcolumns.check_on_null(job, info, schema)
-    keep = jobcolumns.kept_columns(replace(job, sink=None) if blank else job, info, schema)
+    keep = jobcolumns.kept_columns(job, info, schema, blank)
     columns = jobcolumns.read_columns(job, info, keep, schema)
     where = None if blank else jobcolumns.condition(source, schema)
     reads = list(columns or schema.names)

@@ -145,6 +145,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     about = described(
         at,
         output_schema=_schema(at, answer["schema"]),
+        unseen=answer["schema"] is None and at.generation.schema is None and not shipping.foreknown(r),
         answers=_answers(at, answer["answers"]),
         made=_made(at, answer["made"]),
     )

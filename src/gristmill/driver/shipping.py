@@ -296,6 +296,12 @@ def _holds(wider: pa.DataType, kind: pa.DataType) -> bool:
     return kind == wider or not (t.is_timestamp(kind) or (t.is_integer(kind) and t.is_floating(wider)))
 
 
+def foreknown(r: Resolved) -> bool:
+    """Whether the output's columns are known before any row is scored: no code has a say in them."""
+    code = any(step.kind != "filter" for step in r.job.steps) or bool(r.job.post)
+    return not code and (r.info.schema is not None or r.info.outputs == ())
+
+
 def schema_without_rows(r: Resolved) -> pa.Schema:
     """The output schema if no row came out, as far as it is known."""
     names = r.keep if r.keep is not None else tuple(n for n in r.schema.names if n not in (r.info.columns or ()))

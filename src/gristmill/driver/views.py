@@ -237,8 +237,7 @@ def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str
 
 def _written(spec: JobSpec, r: planning.Resolved) -> Described | None:
     """What a plan would record of the rows; None if only running the code can tell their columns."""
-    code = any(step.kind != "filter" for step in spec.steps) or bool(spec.post)
-    if spec.sink is None or code or (r.info.schema is None and r.info.outputs != ()):
+    if spec.sink is None or not shipping.foreknown(r):
         return None
     rows = r.sink_format.stored(shipping.schema_without_rows(r).empty_table(), spec.sink.options)
     model = ModelRecord(spec.model.name, r.info.digest, "")

@@ -102,6 +102,8 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
             f"deliver {delivery.shown}: the sink's format is {form}, which has no rows to deliver: use parquet"
         )
     load = load_of(delivery, result)
+    if result.about.unseen:  # what its columns are is known once there are rows
+        return
     names = load.schema.names
     for option, columns in (("key", load.key), ("index", tuple(load.index))):
         if unknown := next((name for name in columns if name not in names), None):
@@ -255,6 +257,9 @@ class Loading:
             if self._same(found, live):
                 self._store.drop(load, this=True)
                 return self._receipt(found, live, warn, new=False)
+        elif self._result.about.unseen and not any(f.rows for f in live if f.role == "rows"):
+            warn(f"{self._delivery.shown}: nothing is made there for a result without rows, whose columns are unknown")
+            return self._receipt(load.mark, live, warn)
         files = self.wanted(live)
         check(self._delivery, self._result, self._store)
         if load.key:
@@ -489,6 +494,8 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
         mark = store.live(sink.name)
         if mark is None and not sink.known:
             return [f"{receipt.to}: {_UNKNOWN}: {_UNKNOWN_WAYS}"]
+        if mark is None and found.body.unseen and not receipt.rows:
+            return []
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
         if mark.generation != receipt.generation:
