@@ -221,6 +221,21 @@ class ShardTable:
         found: list[int] = np.unique(self._columns["shard"][np.isin(self._columns["file"], wanted)]).tolist()
         return found
 
+    def inside(self, files: Mapping[str, FileInfo]) -> frozenset[int]:
+        """Numbers of the shards that begin between two cuts of a file in which positions are row numbers: such a file
+        is decoded from the cut on.
+        """
+        first = self._bounds[:-1][np.diff(self._bounds) > 0]
+        starts, of = self._columns["start"][first], self._columns["file"][first]
+        found: set[int] = set()
+        for at in np.flatnonzero(starts > 0).tolist():
+            info = files.get(self.files[of[at]].path)
+            if info is not None and info.divisible and info.rows == info.extent:
+                cut = np.searchsorted(info.cuts, starts[at])
+                if cut == len(info.cuts) or info.cuts[cut] != starts[at]:
+                    found.add(int(self._columns["shard"][first[at]]))
+        return frozenset(found)
+
     def ranges(self) -> np.ndarray:
         """All ranges in plan order, in the form of a Selection."""
         return np.column_stack([self._columns[name] for name in ("file", "start", "stop")]).astype(np.int64)
