@@ -122,6 +122,19 @@ def test_every_shard_is_committed_or_the_run_stops(
         assert feed.wanted() == 0
 
 
+def test_new_names_for_every_shard_are_not_kept() -> None:
+    """An engine may name a new worker for each item: what its last shard was is known of the latest ones only."""
+    feed = ShardFeed(2)
+    feed.begin(task, range(3_000), frozenset(range(1, 3_000)))
+    given = []
+    for n in range(3_000):
+        item = feed.take(f"w{n}")
+        assert isinstance(item, Item)
+        given.append(item.value.shard.number)
+        feed.on(Outcome(f"w{n}", item.key, {"counts": COUNTS, "ok": 10}))
+    assert sorted(given) == list(range(3_000)) and len(feed._last) <= 256
+
+
 def test_a_worker_goes_on_inside_what_it_decodes() -> None:
     """Three row groups of four shards and two workers: each has a group for itself, the third is for who comes first,
     and the other begins in the middle of what is left of it. A shard that is tried again comes first.

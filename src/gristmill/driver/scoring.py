@@ -35,6 +35,7 @@ from gristmill.process import machine
 from gristmill.process.failure import Unstacked
 from gristmill.process.messages import Event, Printed, Waiting
 from gristmill.process.startup import import_path
+from gristmill.shards.numbers import Numbers
 from gristmill.worker.recipe import Task
 from gristmill.worker.stages import ShardStages
 
@@ -368,6 +369,6 @@ def _shipped(at: Chosen, run: str) -> ShardStages:
     return ShardStages(recipe, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
 
 
-def _inside(at: Planned) -> frozenset[int]:
+def _inside(at: Planned) -> Numbers:
     """The shards that are cheap only for the worker that has read the one before."""
-    return at.plan.shards.inside({f.file.path: f for f in at.resolved.files})
+    return at.plan.shards.inside(at.resolved.files)

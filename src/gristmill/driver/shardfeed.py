@@ -4,7 +4,7 @@ driven by events. Whether a shard is tried again is decided in retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class ShardFeed:
 
     _task: Callable[[int], Task] | None = None
     _pending: NumberQueue = field(default_factory=NumberQueue)
-    _inside: Container[int] = ()
+    _inside: Collection[int] = ()
     _last: dict[str, int] = field(default_factory=dict)  # the shard that a worker was given last
     _doubted: dict[int, Failure] = field(default_factory=dict)
     _attempts: dict[int, Attempts] = field(default_factory=dict)
@@ -135,7 +135,12 @@ class ShardFeed:
             at = self._near(worker, 0)
         if held and (self._careful(held[0]) or self._careful(self._pending[at])):
             return None  # a careful attempt has its worker for itself
-        number = self._last[worker] = self._pending.take(at)
+        number = self._pending.take(at)
+        if self._inside:
+            self._last.pop(worker, None)
+            self._last[worker] = number
+            if len(self._last) > max(LOOK, 2 * self.workers):  # an engine may name a new worker for every item
+                del self._last[next(iter(self._last))]
         return number
 
     def _near(self, worker: str, first: int) -> int:
@@ -145,14 +150,18 @@ class ShardFeed:
         """
         if not self._inside or self._pending[first] in self._attempts:
             return first
-        most = min(len(self._pending), LOOK)
-        near = [self._pending[at] for at in range(first, most)]
-        wanted = self._last.get(worker, -2) + 1
-        if wanted in self._inside and wanted in near:
-            return first + near.index(wanted)
-        if (begins := next((at for at, n in enumerate(near) if n not in self._inside), None)) is not None:
-            return first + begins
-        return first + len(near) // 2
+        most = min(len(self._pending), first + LOOK)
+        wanted, begins = self._last.get(worker, -2) + 1, None
+        wanted = wanted if wanted in self._inside else -1
+        for at in range(first, most):
+            number = self._pending[at]
+            if number == wanted:
+                return at
+            if begins is None and number not in self._inside:
+                begins = at
+                if wanted < 0:
+                    break
+        return (first + most) // 2 if begins is None else begins
 
     def _careful(self, number: int) -> bool:
         return number in self._attempts and self._attempts[number].careful
@@ -197,7 +206,7 @@ class ShardFeed:
 
     # ------------------------------------------------ the run tells
 
-    def begin(self, task: Callable[[int], Task], numbers: Iterable[int], inside: Container[int] = ()) -> None:
+    def begin(self, task: Callable[[int], Task], numbers: Iterable[int], inside: Collection[int] = ()) -> None:
         """The plan is made: these shards are to be scored. To begin one that is `inside` takes decoding what the shards
         before it hold, but for the worker that has just read the one before.
         """
