@@ -1,4 +1,4 @@
-"""Feature columns side by side: the same array and refusals as column by column, in calls that grow with the columns."""
+"""Feature columns side by side: the same array and refusals as column by column, in calls that grow with them."""
 
 from __future__ import annotations
 
