@@ -109,7 +109,7 @@ def test_every_shard_is_committed_or_the_run_stops(
     in a stream whose reader waits for the next shard.
     """
     feed = ShardFeed(workers, most_ahead=most_ahead, proof=proof, remote=remote)
-    feed.begin(task, range(shards))
+    feed.begin(task, range(shards), draw.draw(st.frozensets(st.integers(1, shards))))
     engine = Engine(feed, workers, troubles)
     given = len(troubles)
     while engine.step(draw):
@@ -120,6 +120,50 @@ def test_every_shard_is_committed_or_the_run_stops(
     else:
         assert feed.take("late") is DONE
         assert feed.wanted() == 0
+
+
+def test_new_names_for_every_shard_are_not_kept() -> None:
+    """An engine may name a new worker for each item: what its last shard was is known of the latest ones only."""
+    feed = ShardFeed(2)
+    feed.begin(task, range(3_000), frozenset(range(1, 3_000)))
+    given = []
+    for n in range(3_000):
+        item = feed.take(f"w{n}")
+        assert isinstance(item, Item)
+        given.append(item.value.shard.number)
+        feed.on(Outcome(f"w{n}", item.key, {"counts": COUNTS, "ok": 10}))
+    assert sorted(given) == list(range(3_000)) and len(feed._last) <= 256
+
+
+def test_a_worker_goes_on_inside_what_it_decodes() -> None:
+    """Three row groups of four shards and two workers: each has a group for itself, the third is for who comes first,
+    and the other begins in the middle of what is left of it. A shard that is tried again comes first.
+    """
+    feed = ShardFeed(2)
+    feed.begin(task, range(12), frozenset(range(12)) - {0, 4, 8})
+    given: dict[str, list[int]] = {"a": [], "b": []}
+
+    def take(worker: str) -> int:
+        item = feed.take(worker)
+        assert isinstance(item, Item)
+        number = item.value.shard.number
+        given[worker].append(number)
+        feed.on(Outcome(worker, item.key, {"counts": COUNTS, "ok": 10}))
+        return int(number)
+
+    for _ in range(4):
+        take("a"), take("b")
+    assert given == {"a": [0, 1, 2, 3], "b": [4, 5, 6, 7]}
+    assert [take("a"), take("b"), take("a"), take("b")] == [8, 10, 9, 11]
+    assert feed.take("a") is DONE
+
+    feed = ShardFeed(2)
+    feed.begin(task, range(6), frozenset(range(1, 6)))
+    first = feed.take("a")
+    assert isinstance(first, Item) and first.value.shard.number == 0
+    feed.on(Outcome("a", first.key, None, Failure("io", "OSError", "e")))
+    again = feed.take("b")
+    assert isinstance(again, Item) and again.value.shard.number == 0
 
 
 @settings(deadline=None)

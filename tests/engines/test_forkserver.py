@@ -350,3 +350,20 @@ def test_a_job_and_a_map(tmp_path: Path) -> None:
     assert os.getpid() not in found["worker"].to_pylist()
     assert gm.map(lambda n: n * 2, range(100)) == [n * 2 for n in range(100)]
     assert len(servers()) == 1
+
+
+def pools(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """What Arrow has had at most in mimalloc in this process."""
+    peak = pa.mimalloc_memory_pool().max_memory()
+    return {"mimalloc": np.full(len(batch["x"]), -1 if peak is None else peak)}
+
+
+@pytest.mark.skipif(
+    not {"mimalloc", "jemalloc"} <= {*pa.supported_memory_backends()} or "ARROW_DEFAULT_MEMORY_POOL" in os.environ,
+    reason="Arrow has no choice of pools here",
+)
+def test_what_arrow_allocates_by_itself_is_in_the_chosen_pool(tmp_path: Path) -> None:
+    """Pages of Parquet files as well as arrays, though the pool is set after Arrow was loaded."""
+    pq.write_table(pa.table({"x": np.random.default_rng(0).random(100_000)}), tmp_path / "in.parquet")
+    found = gm.run(gm.Job(str(tmp_path / "in.parquet"), pools, str(tmp_path / "out"), workers=1)).read()
+    assert found.to_table()["mimalloc"].unique().to_pylist() == [0]

@@ -92,6 +92,20 @@ def test_a_shard_table_gives_its_shards_back(infos: list[FileInfo], rows_a_shard
 
 
 @settings(deadline=None)
+@given(files(), st.integers(1, 2_000), st.integers(1, 8))
+def test_shards_that_begin_inside_a_row_group(infos: list[FileInfo], rows_a_shard: int, workers: int) -> None:
+    """Those that begin between two cuts of a file whose positions are row numbers."""
+    table = cut(infos, Selection.everything(infos), rows_a_shard, workers)
+    shards = ShardTable(table, [i.file for i in infos], np.array([i.extent for i in infos]))
+    begins = {n: (f, a) for n, f, a, *_ in reversed(_rows(table))}
+    numbered = [i.divisible and i.rows == i.extent for i in infos]
+    expected = {n for n, (f, a) in begins.items() if numbered[f] and a not in infos[f].cuts}
+    assert list(shards.inside(infos)) == sorted(expected)
+    assert len(shards.inside(infos)) == len(expected)
+    assert not shards.inside([])
+
+
+@settings(deadline=None)
 @given(st.integers(1, 10**7), st.integers(1, 10**7), st.integers(1, 64))
 def test_shards_are_about_as_large_as_asked(extent: int, rows_a_shard: int, workers: int) -> None:
     """No shard of a file that can be cut anywhere is larger than asked by more than a third; they are not many more."""

@@ -249,7 +249,8 @@ def read_columns(
     unknown = any(s.expression is None for s in job.steps) or (job.steps and not schema.names)
     if unknown or keep is None or info.columns is None:
         return job.source.columns
-    wanted = [n for n in dict.fromkeys(_named(job, info, keep, schema)) if n in schema.names]
+    known = frozenset(schema.names)
+    wanted = [n for n in dict.fromkeys(_named(job, info, keep, schema)) if n in known]
     return tuple(wanted) or tuple(schema.names[:1])
 
 

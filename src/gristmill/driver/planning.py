@@ -299,11 +299,11 @@ def _described(
     identity = fingerprint_of(job, model, info, files, source_format.name, sink_format.name, reads, written)
     identity = fingerprint.of_approved(identity, named.arguments, [one.name for one in named.approved])
     if source_format.written:
-        text = (n for n in reads if n in schema.names and schema.field(n).type == pa.string())
+        text = (f.name for f in _fields(schema, reads) if f.type == pa.string())
         identity = replace(identity, texts=tuple(sorted(text)))
     unseen = not_compared(dict(identity.code))
     nulls = jobcolumns.null_counts(seen)
-    read = [schema.field(n) for n in reads if n in schema.names]  # an empty file has no known names
+    read = _fields(schema, reads)  # an empty file has no known names
     doubts = [] if blank else jobcolumns.doubtful(job, info, schema)
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
@@ -509,6 +509,12 @@ def _sampled(
 
 
 # ---------------------------------------------------------------- the model
+
+
+def _fields(schema: pa.Schema, names: Sequence[str]) -> list[pa.Field]:
+    """Those of these columns that the schema has: of hundreds, so its names are not listed for each."""
+    known = frozenset(schema.names)
+    return [schema.field(n) for n in names if n in known]
 
 
 def _workers(r: Resolved, room: Room, gpu_workers: int) -> tuple[int, int]:

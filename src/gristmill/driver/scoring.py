@@ -35,6 +35,7 @@ from gristmill.process import machine
 from gristmill.process.failure import Unstacked
 from gristmill.process.messages import Event, Printed, Waiting
 from gristmill.process.startup import import_path
+from gristmill.shards.numbers import Numbers
 from gristmill.worker.recipe import Task
 from gristmill.worker.stages import ShardStages
 
@@ -101,7 +102,7 @@ class Scoring:
             missing = self._missing()
             self._tell_lost(self._ledger.torn)
             self._foresee(at, missing, None)
-            feed.begin(at.task, missing)
+            feed.begin(at.task, missing, _inside(at))
         else:
             feed.probe = probe.probe(at, probe.first_rows(at))
         touched = 0
@@ -120,7 +121,7 @@ class Scoring:
             if not touched:
                 self._tell_lost(missing)
             feed = self._feed()
-            feed.begin(self.planned.task, missing)
+            feed.begin(self.planned.task, missing, _inside(self.planned))
 
     @property
     def spent(self) -> float:
@@ -249,7 +250,7 @@ class Scoring:
             feed.probe_further(more)
             return
         self.at = at = probe.planned(self.at, answer)
-        feed.begin(at.task, range(len(at.plan.shards)))
+        feed.begin(at.task, range(len(at.plan.shards)), _inside(at))
         at.log.say(**self.tally.begin(at.plan.shards, None))
         self._foresee(at, range(len(at.plan.shards)), probe.rate(at.resolved, answer))
 
@@ -366,3 +367,8 @@ def _shipped(at: Chosen, run: str) -> ShardStages:
         recipe = shipping.as_sent(recipe)
     beside = at.spec.engine.steps_workers if r.workers > 0 else 0
     return ShardStages(recipe, max(1, r.place.threads), r.gpus, timed=r.workers > 0, beside=beside)
+
+
+def _inside(at: Planned) -> Numbers:
+    """The shards that are cheap only for the worker that has read the one before."""
+    return at.plan.shards.inside(at.resolved.files)

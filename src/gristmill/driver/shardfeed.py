@@ -4,7 +4,7 @@ driven by events. Whether a shard is tried again is decided in retries.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from gristmill.worker.recipe import Task
 
 DOUBTS = 8  # consecutive shards, wherever they are, on which the model may fail throughout before the run stops
 UNSTARTED = 3  # consecutive workers that may die before they have loaded
+LOOK = 256  # pending shards among which one is chosen that a worker can begin at little cost
 
 
 @dataclass
@@ -61,6 +62,8 @@ class ShardFeed:
 
     _task: Callable[[int], Task] | None = None
     _pending: NumberQueue = field(default_factory=NumberQueue)
+    _inside: Collection[int] = ()
+    _last: dict[str, int] = field(default_factory=dict)  # the shard that a worker was given last
     _doubted: dict[int, Failure] = field(default_factory=dict)
     _attempts: dict[int, Attempts] = field(default_factory=dict)
     _held: dict[str, list[int]] = field(default_factory=dict)
@@ -127,10 +130,38 @@ class ShardFeed:
         elif doubts:
             at = len(self._pending) * doubts // (doubts + 1)  # elsewhere, not next to shards that fail
         elif self._probing not in (None, worker) and self._pending[0] == 0 and len(self._pending) > 1:
-            at = 1  # shard 0 is for the worker that has already scored its first rows
+            at = self._near(worker, 1)  # shard 0 is for the worker that has already scored its first rows
+        else:
+            at = self._near(worker, 0)
         if held and (self._careful(held[0]) or self._careful(self._pending[at])):
             return None  # a careful attempt has its worker for itself
-        return self._pending.take(at)
+        number = self._pending.take(at)
+        if self._inside:
+            self._last.pop(worker, None)
+            self._last[worker] = number
+            if len(self._last) > max(LOOK, 2 * self.workers):  # an engine may name a new worker for every item
+                del self._last[next(iter(self._last))]
+        return number
+
+    def _near(self, worker: str, first: int) -> int:
+        """The place of the shard for a worker, from the `first` pending one on: that which begins where its last one
+        ended, inside what is decoded from its beginning; else one that begins there; else the one in the middle, so
+        that two workers decode as little as can be twice. Shards that are tried again come first.
+        """
+        if not self._inside or self._pending[first] in self._attempts:
+            return first
+        most = min(len(self._pending), first + LOOK)
+        wanted, begins = self._last.get(worker, -2) + 1, None
+        wanted = wanted if wanted in self._inside else -1
+        for at in range(first, most):
+            number = self._pending[at]
+            if number == wanted:
+                return at
+            if begins is None and number not in self._inside:
+                begins = at
+                if wanted < 0:
+                    break
+        return (first + most) // 2 if begins is None else begins
 
     def _careful(self, number: int) -> bool:
         return number in self._attempts and self._attempts[number].careful
@@ -175,9 +206,11 @@ class ShardFeed:
 
     # ------------------------------------------------ the run tells
 
-    def begin(self, task: Callable[[int], Task], numbers: Iterable[int]) -> None:
-        """The plan is made: these shards are to be scored."""
-        self._task = task
+    def begin(self, task: Callable[[int], Task], numbers: Iterable[int], inside: Collection[int] = ()) -> None:
+        """The plan is made: these shards are to be scored. To begin one that is `inside` takes decoding what the shards
+        before it hold, but for the worker that has just read the one before.
+        """
+        self._task, self._inside = task, inside
         self._pending = NumberQueue(numbers)
         self.probe = None
         if self._probe_attempt.careful and 0 in self._pending:  # suspects among its first rows are noted
@@ -270,6 +303,7 @@ class ShardFeed:
 
     def _died(self, death: Death) -> None:
         self._held.pop(death.worker, None)
+        self._last.pop(death.worker, None)
         gone = {key.partition(".")[0] for key in death.keys}
         for worker, held in self._held.items():  # an item in two places may have lost only its first stage
             self._held[worker] = [n for n in held if str(n) not in gone]
@@ -305,6 +339,7 @@ class ShardFeed:
     def _left(self, gone: Left) -> None:
         """A worker left of its own accord: no fault, and another one takes its place."""
         self._held.pop(gone.worker, None)
+        self._last.pop(gone.worker, None)
         if self._probing == gone.worker:
             self._probing = None
         for key in reversed(gone.keys):

@@ -41,6 +41,9 @@ NAME = "gristmill-fork"  # the process's name
 _SUBREAPER, _IS_SUBREAPER = 36, 37  # prctl(2): PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
 # Prevent numpy and Arrow from starting threads when they are imported.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# What Arrow's C++ allocates by itself, such as the pages of Parquet files, is in the pool that this names when Arrow is
+# loaded, whatever pool is set later (worker/heap.py). A build without jemalloc keeps to its default.
+_ARROW = {"ARROW_DEFAULT_MEMORY_POOL": "jemalloc"}
 # Variables that change while programs run and that no library reads on loading, and those that scikit-learn and torch
 # set when they are imported, here as in a worker; forks are given the current ones.
 _PASSING = re.compile(
@@ -151,7 +154,7 @@ class ForkServer:
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **_NO_THREADS},
+                env={**_ARROW, **os.environ, "PYTHONUNBUFFERED": "1", **_NO_THREADS},
                 start_new_session=True,
             )
         threading.Thread(target=self._popen.wait, daemon=True).start()

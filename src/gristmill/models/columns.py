@@ -14,8 +14,9 @@ def check_columns(schema: pa.Schema | None, columns: Sequence[str], name: str, w
     """Raises BadModel for the first of `columns` that the source does not have. Without a schema nothing is checked."""
     if schema is None:
         return
+    names = frozenset(schema.names)
     for column in columns:
-        if column not in schema.names:
+        if column not in names:
             hint = did_you_mean(column, schema.names)
             raise BadModel(
                 f"{name} {what} {column!r}, which the source does not have: it has {_listed(schema.names)}{hint}"

@@ -314,6 +314,7 @@ class LoadedEstimator:
         self._features = features_of(spec, self._estimator)
         self._class = class_of(spec, self._estimator)
         self._named = hasattr(self._estimator, "feature_names_in_") and installed("pandas")
+        self._index: Any = None
         self._spec, self._keep_nulls = spec, place.keep_nulls
         self._documents = takes_documents(self._estimator)
         self._missing = takes_missing(self._estimator)
@@ -382,7 +383,9 @@ class LoadedEstimator:
         if self._named:
             import pandas as pd
 
-            return self._call(pd.DataFrame(rows, columns=list(self._features), copy=False))
+            if self._index is None:  # made of names once, not in each call
+                self._index = pd.Index(self._features)
+            return self._call(pd.DataFrame(rows, columns=self._index, copy=False))
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="X does not have valid feature names"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator
 
+import numpy as np
+
 
 class Numbers(Collection[int]):
     """A set of numbers from 0 on, in ascending order, that only grows."""
@@ -12,6 +14,14 @@ class Numbers(Collection[int]):
     def __init__(self) -> None:
         self._held = bytearray()
         self._count = 0
+
+    @classmethod
+    def of(cls, numbers: np.ndarray) -> Numbers:
+        """These numbers (int [n])."""
+        found = cls()
+        found._held = bytearray(np.bincount(numbers).astype(np.bool_).tobytes())
+        found._count = sum(found._held)
+        return found
 
     def add(self, number: int) -> None:
         """Add a number; nothing changes if it is there."""
@@ -50,9 +60,9 @@ class NumberQueue:
 
     def take(self, at: int = 0) -> int:
         """Remove the number in that place, counted from the front, and return it."""
-        if at:
-            return self._held.pop(self._start + at)
-        number = self._held[self._start]
+        start, place = self._start, self._start + at
+        number = self._held[place]
+        self._held[start + 1 : place + 1] = self._held[start:place]  # those before it: as a rule few, and none for 0
         self._start += 1
         return number
 

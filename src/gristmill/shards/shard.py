@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.shards.numbers import Numbers
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 
 MOST_ROWS = 1_000_000
@@ -220,6 +221,26 @@ class ShardTable:
         wanted = [i for i, f in enumerate(self.files) if f.path in paths]
         found: list[int] = np.unique(self._columns["shard"][np.isin(self._columns["file"], wanted)]).tolist()
         return found
+
+    def inside(self, files: Sequence[FileInfo]) -> Numbers:
+        """Numbers of the shards that begin between two cuts of a file in which positions are row numbers: such a file
+        is decoded from the cut on.
+        """
+        first = self._bounds[:-1][np.diff(self._bounds) > 0]
+        first = first[self._columns["start"][first] > 0]
+        if not len(first):  # as of a hundred thousand small files
+            return Numbers()
+        known = {f.file.path: f for f in files if f.divisible and f.rows == f.extent}
+        first = first[np.argsort(self._columns["file"][first], kind="stable")]
+        begins = self._columns["start"][first]
+        edges = np.flatnonzero(np.diff(self._columns["file"][first], prepend=-1, append=-1)).tolist()
+        found = np.zeros(len(first), np.bool_)
+        for a, b in pairwise(edges):
+            info = known.get(self.files[int(self._columns["file"][first[a]])].path)
+            if info is not None:
+                at = np.searchsorted(info.cuts, begins[a:b]).clip(max=len(info.cuts) - 1)
+                found[a:b] = info.cuts[at] != begins[a:b]
+        return Numbers.of(self._columns["shard"][first[found]])
 
     def ranges(self) -> np.ndarray:
         """All ranges in plan order, in the form of a Selection."""

@@ -31,6 +31,7 @@ __all__ = ["ParquetSource"]
 
 _TAIL = 64 << 10  # one read that holds the whole footer of most files
 _MAGIC = b"PAR1"
+_LEAST_BUFFER = 64 << 10
 _BATCH_ROWS = 1 << 16  # rows decoded at a time, pyarrow's own default: larger ones were not faster
 _STATISTICS = 50_000  # row groups x columns of a file above which null counts are not worth reading
 _KEPT_OPEN = 2  # files kept open for the next call; each holds at most one batch per stream
@@ -328,10 +329,10 @@ class _Stream:
     """Some columns of one row group, decoded forwards in batches. Going back starts again from its first row."""
 
     def __init__(self, opened: _Opened, group: int, columns: tuple[str, ...], reading: Reading) -> None:
-        missing = [c for c in columns if c not in opened.schema.names]
-        if unknown := [c for c in missing if c not in reading.schema.names]:
+        there, planned = frozenset(opened.schema.names), frozenset(reading.schema.names)
+        if unknown := [c for c in columns if c not in there and c not in planned]:
             raise BadSource(f"{opened.path}: no column {unknown[0]!r}; it has {', '.join(opened.schema.names)}")
-        self._here = [c for c in columns if c not in missing]  # the others are null for this file's rows
+        self._here = [c for c in columns if c in there]  # the others are null for this file's rows
         self._int96 = [c for c in self._here if c in opened.int96]
         self._opened = opened
         self._group = group
@@ -429,6 +430,15 @@ def _undecodable(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno is None
 
 
+def _buffer(footer: Any, most: int) -> int:
+    """How much of a column chunk is read at a time, `most` or less: it is streamed, as a row group may be larger than
+    memory. Each of the columns takes so much, and the kernel clears it: no more than chunks of this file are long.
+    """
+    groups = (footer.row_group(g).total_byte_size for g in range(footer.num_row_groups))
+    mean = max(groups, default=0) // max(1, footer.num_columns)
+    return int(min(most, max(_LEAST_BUFFER, mean)))
+
+
 class _Opened:
     """A file with its footer parsed, and its open streams. One thread at a time holds it."""
 
@@ -438,16 +448,15 @@ class _Opened:
 
         self.unit = unit  # of INT96 timestamps
         self.path = file.path
-        # A column chunk is streamed: a row group may be larger than memory.
-        buffered = 8 << 20 if "://" in file.path else 1 << 20
-        self._options: dict[str, Any] = {
-            "buffer_size": buffered,
-            "pre_buffer": False,
-            "page_checksum_verification": True,
-        }
         self._input = open_input(fs, file.path)
         try:
-            self.file = pq.ParquetFile(self._input, coerce_int96_timestamp_unit=unit, **self._options)
+            footer = pq.read_metadata(self._input)
+            self._options: dict[str, Any] = {
+                "buffer_size": _buffer(footer, 8 << 20 if "://" in file.path else 1 << 20),
+                "pre_buffer": False,
+                "page_checksum_verification": True,
+            }
+            self.file = pq.ParquetFile(self._input, metadata=footer, coerce_int96_timestamp_unit=unit, **self._options)
         except (pa.ArrowException, OSError) as e:
             self._input.close()
             if isinstance(e, OSError) and not _undecodable(e):
@@ -461,6 +470,7 @@ class _Opened:
         self.int96 = int96.columns(metadata.schema, frozenset(self.schema.names))
         self._beside: Any = None
         self._row_bytes: dict[tuple[str, ...], float] = {}  # of decoded rows, by columns
+        self._typed: tuple[Any, tuple[str, ...], bytes] = (None, (), b"")  # the types of some columns, in one form
 
     def groups(self, ranges: np.ndarray) -> Iterator[int]:
         """The row groups that `ranges` touch, in order."""
@@ -475,8 +485,11 @@ class _Opened:
         import pyarrow as pa
 
         # As bytes: an extension type of the user's own may have no hash.
-        types = pa.schema([reading.schema.field(n).remove_metadata() for n in columns if n in reading.schema.names])
-        key = (group, columns, types.serialize().to_pybytes(), reading.block_bytes)
+        if reading.schema is not self._typed[0] or columns != self._typed[1]:
+            planned = frozenset(reading.schema.names)
+            types = pa.schema([reading.schema.field(n).remove_metadata() for n in columns if n in planned])
+            self._typed = reading.schema, columns, types.serialize().to_pybytes()
+        key = (group, columns, self._typed[2], reading.block_bytes)
         found = self._streams.pop(key, None) or _Stream(self, group, columns, reading)
         self._streams[key] = found
         while len(self._streams) > 2:  # a condition's and the others'

@@ -37,8 +37,9 @@ def unify(infos: Sequence[FileInfo], evolve: bool = False) -> pa.Schema:
     kinds = _kinds(infos)
     inferred = all((schema.metadata or {}).get(INFERRED) == b"sparse" for schema, _ in kinds)
     fields = []
-    for name in dict.fromkeys(n for s, _ in kinds for n in s.names):
-        missing = [] if inferred or evolve else [p for s, paths in kinds if name not in s.names for p in paths]
+    for name in dict.fromkeys(n for s, _ in kinds for n in s.names):  # hundreds: names are not listed for each
+        lacking = [] if inferred or evolve else [paths for s, paths in kinds if not _has(s, name)]
+        missing = [p for paths in lacking for p in paths]
         found = mixed = _mixed(name, kinds)
         one, problem = (pa.string(), None) if mixed is not None else _one_type(name, kinds, evolve)
         if missing:
@@ -51,7 +52,7 @@ def unify(infos: Sequence[FileInfo], evolve: bool = False) -> pa.Schema:
 
 def apart(schema: pa.Schema, columns: Iterable[str]) -> dict[str, str]:
     """How the files of a source differ in some columns of their common schema, by column, in words."""
-    found = ((n, (schema.field(n).metadata or {}).get(_APART)) for n in columns if n in schema.names)
+    found = ((n, (schema.field(n).metadata or {}).get(_APART)) for n in columns if _has(schema, n))
     return {name: problem.decode() for name, problem in found if problem is not None}
 
 
@@ -91,6 +92,10 @@ def _kinds(infos: Sequence[FileInfo]) -> Kinds:
     return list(found.values())
 
 
+def _has(schema: pa.Schema, name: str) -> bool:
+    return bool(schema.get_all_field_indices(name))
+
+
 def _one_type(name: str, kinds: Kinds, evolve: bool) -> tuple[pa.DataType, str | None]:
     """The column's type in all files, and what is wrong with it, if anything."""
     import pyarrow as pa
@@ -98,7 +103,7 @@ def _one_type(name: str, kinds: Kinds, evolve: bool) -> tuple[pa.DataType, str |
     by_type: list[tuple[pa.DataType, list[str]]] = []  # types of a class of the user's own may have no hash
     text = False
     for schema, paths in kinds:
-        if name in schema.names:
+        if _has(schema, name):
             kind = plain(schema.field(name).type)
             known = next((their for t, their in by_type if t == kind), None)
             if known is None:
@@ -121,14 +126,14 @@ def _one_type(name: str, kinds: Kinds, evolve: bool) -> tuple[pa.DataType, str |
 
 
 def _mixed(name: str, kinds: Kinds) -> dict[bytes, bytes] | None:
-    found = (s.field(name).metadata or {} for s, _ in kinds if name in s.names)
+    found = (s.field(name).metadata or {} for s, _ in kinds if _has(s, name))
     return next(({MIXED: m[MIXED]} for m in found if MIXED in m), None)
 
 
 def check(schema: pa.Schema, columns: Iterable[str]) -> None:
     """Raises BadSource if a wanted column has values of two kinds in its file."""
     for name in columns:
-        why = (schema.field(name).metadata or {}).get(MIXED) if name in schema.names else None
+        why = (schema.field(name).metadata or {}).get(MIXED) if _has(schema, name) else None
         if why is not None:
             raise BadSource(why.decode())
 
