@@ -15,6 +15,7 @@ from simulated import Simulated, run, runs, utc, write
 
 from gristmill.cli.app import main
 from gristmill.errors import BadJob, RunFailed, SinkBusy
+from gristmill.jobfile.jobfile import read_job_file
 from gristmill.schedule.contract import RETRY, Happening, Run
 from gristmill.schedule.held import held
 from gristmill.schedule.jobs import JobFiles
@@ -118,6 +119,38 @@ def test_after_another_job_for_the_same_night(tmp_path: Path) -> None:
     assert world.most == 2
     order = [job for job, tick in world.started if tick.startswith("2026-01-01")]
     assert sorted(order[:2]) == ["a.yaml", "b.yaml"] and order[2:] == ["c.yaml"]
+
+
+def test_after_another_job_in_its_time_zone_and_with_its_shift(tmp_path: Path) -> None:
+    """What runs after a job of the small hours has the day that this one has, unless it says a zone or a shift; also
+    by way of a third, and once the first says another zone. A line of the log names the zone.
+    """
+    write(tmp_path, "a", "schedule: {cron: '30 0 * * *', timezone: Europe/Berlin, shift: -2d}")
+    write(tmp_path, "b", "schedule: {after: a}")
+    write(tmp_path, "c", "schedule: {after: b.yaml}")
+    write(tmp_path, "d", "schedule: {after: a, timezone: UTC, shift: 0d}")
+    tick, files = utc("2026-01-01T23:30"), JobFiles(str(tmp_path), {})
+
+    def source(name: str) -> str:
+        at = tick.astimezone(files.read(tick).jobs[name].schedule.zone)
+        return str(read_job_file(tmp_path / name, tick=at).source.uri[0])
+
+    assert [source(f"{name}.yaml") for name in "abcd"] == ["in/2025-12-31.parquet"] * 3 + ["in/2026-01-01.parquet"]
+    told = run(tmp_path, Simulated(utc("2026-01-01T12:00"), takes=1), "2026-01-02T12:00")
+    assert "c.yaml of 2026-01-02 00:30 CET: started" in [one.text for one in told]
+    write(tmp_path, "a", "schedule: {cron: '30 0 * * *', timezone: Asia/Tokyo, shift: -2d}")
+    assert str(files.read(tick).jobs["c.yaml"].schedule.zone) == "Asia/Tokyo"
+
+
+def test_after_jobs_with_other_shifts(tmp_path: Path) -> None:
+    """Which day is meant is not known: the job says it."""
+    write(tmp_path, "a", "schedule: {cron: '@daily', shift: -1d}")
+    write(tmp_path, "b", "schedule: '@daily'")
+    path, files, now = write(tmp_path, "c", "schedule: {after: [a, b]}"), JobFiles(str(tmp_path), {}), utc("2026-01-01")
+    why = f"{path}:6: schedule after: the shift of the jobs before it differs, -1d ({tmp_path}/a.yaml) and none"
+    assert files.read(now).bad["c.yaml"].startswith(why)
+    write(tmp_path, "b", "schedule: {cron: '@daily', shift: -1d}")
+    assert files.read(now).jobs["c.yaml"].schedule.shift == "-1d"
 
 
 def test_when_files_arrive(tmp_path: Path) -> None:
@@ -246,7 +279,7 @@ def test_once_tells_what_waits_for_its_next_try(tmp_path: Path) -> None:
     assert once() == [1] and [one.kind for one in told] == ["started", "retry"]
     assert once() == [1]
     assert [(one.kind, one.grave) for one in told] == [("waiting", True)]
-    assert "n.yaml of 2026-01-01 23:00: failed, and waits until 2026-01-02 12:11 UTC" in told[0].text
+    assert "n.yaml of 2026-01-01 23:00 UTC: failed, and waits until 2026-01-02 12:11 UTC" in told[0].text
     assert "--once --again n.yaml" in told[0].text
     assert state.again("n.yaml", world.at.timestamp()) == 1
     world.code = lambda run: 0

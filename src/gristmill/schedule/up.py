@@ -341,7 +341,7 @@ class Up:
 
     def _named(self, run: Run) -> str:
         at = run.tick.astimezone(self._zone(run))
-        return f"{run.job} of {at:%Y-%m-%d %H:%M}{', its dead letters' if run.what == RETRY else ''}"
+        return f"{run.job} of {at:%Y-%m-%d %H:%M %Z}{', its dead letters' if run.what == RETRY else ''}"
 
     def _happens(self, kind: str, text: str, of: Run | str = "", **fields: object) -> None:
         if isinstance(of, Run):
