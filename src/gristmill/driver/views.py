@@ -132,8 +132,8 @@ def plan(spec: JobSpec) -> PlanView:
         if held is not None and spec.update is not None:
             gates += filter(None, [updating.missed(held, r, lambda: 0)])  # rows are not read yet
             sink = "; ".join(filter(None, [sink, updating.at_most(held, r) if "which a run updates" in sink else ""]))
-    before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]
-    after = [(store.problem, BadJob.exit_code) for store in stores if store.problem and not store.before]
+    before = [(store.problem, store.exit_code) for store in stores if store.problem and store.before]
+    after = [(store.problem, store.exit_code) for store in stores if store.problem and not store.before]
     stopped = [(refused, PlanChanged.exit_code)] if refused else []
     problems = [*before, *((line, GateFailed.exit_code) for line in gates), *stopped, *after]  # as a run meets them
     rows, each = r.rows, planning.shard_rows(r, None)
