@@ -468,6 +468,6 @@ def test_an_mlflow_that_is_not_there_is_not_a_wrong_model(monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(gm.RunFailed, match="MLflow: API request .* check MLFLOW_TRACKING_URI, or run again") as told:
+    with pytest.raises(gm.RunFailed, match=r"MLflow: API request .* check MLFLOW_TRACKING_URI, or run again") as told:
         scored(skops_model("models:/slope@batch"))
     assert told.value.exit_code == 1

@@ -265,6 +265,18 @@ def test_once_runs_what_is_due_and_ends(tmp_path: Path) -> None:
     state.close()
 
 
+def test_once_with_a_job_file_that_cannot_be_run(tmp_path: Path) -> None:
+    """What it was to do is not done, so that the exit code is not 0; the others run."""
+    write(tmp_path, "a")
+    write(tmp_path, "b", "schedule: {crn: '@daily'}")
+    world, state = Simulated(utc("2026-01-02T12:00"), takes=60), State(str(tmp_path / ".gristmill"))
+    made: Any = Up(JobFiles(str(tmp_path), {}), state, world, lambda now: None, since=utc("2026-01-01T12:00"))
+    assert made.once() == [0, 2]
+    state.close()
+    (tmp_path / "a.yaml").unlink()
+    assert main(["up", str(tmp_path), "--once"]) == 1
+
+
 def test_once_tells_what_waits_for_its_next_try(tmp_path: Path) -> None:
     """It has failed, so that the exit code is not 0, and a line says until when; `again` lets it start at once."""
     write(tmp_path, more="schedule: {cron: '0 23 1 1 *', backoff: 10m}")

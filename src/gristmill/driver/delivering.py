@@ -105,14 +105,15 @@ def _before(log: RunLog | None = None) -> Any:
 
 
 def _away(error: GristmillError) -> bool:
-    """Whether a store is not there at the moment, by its client's error, or by the words of one that has these alone."""
+    """Whether a store is not there now, by its client's error, or by the words of one that has these alone."""
     return isinstance(error, StoreUnavailable) and (is_away(error) or says_away(str(error)))
 
 
 @dataclass(frozen=True)
 class Foreseen:
     """What a delivery would find: how many rows there are in the store now, the generation of this sink that they are
-    of (None: of none), and the `problem` that would stop a run, `before` it looks at the sink or after, with `exit_code`.
+    of (None: of none), and the `problem` that would stop a run, with its `exit_code`, `before` it looks at the sink or
+    after.
     """
 
     to: str

@@ -42,7 +42,7 @@ from gristmill.driver.forecast import Forecast, by_rate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
-from gristmill.errors import BadJob, GateFailed, PlanChanged, RunFailed
+from gristmill.errors import GateFailed, PlanChanged, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.job.delivery import Delivery

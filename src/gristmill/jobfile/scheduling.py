@@ -16,7 +16,6 @@ from gristmill.jobfile.jobfile import SUFFIXES
 from gristmill.jobfile.merging import normal
 from gristmill.jobfile.variables import references, variables_of
 
-
 _TAKEN = {"timezone": "UTC", "shift": None}  # a run after others is for their time, so that it says it as they do
 
 

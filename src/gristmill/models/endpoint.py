@@ -316,8 +316,8 @@ class Endpoint:
     async def _nobody_there(
         self, later: Later, tries: int, address: Address, path: str, body: Mapping[str, Any], payer: Payer | None
     ) -> None:
-        """Raises RunFailed if no request has been answered yet, the smallest one included. Once nobody was answered for a while, the smallest is asked now and then: progress
-        is to tell one request's failure from an endpoint's.
+        """Raises RunFailed if no request has been answered yet, the smallest one included. Once nobody was answered for
+        a while, the smallest is asked now and then: progress is to tell one request's failure from an endpoint's.
         """
         first = not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full
         if first and not await self._answers_small(path, body, 0.0, payer):

@@ -13,7 +13,7 @@ from gristmill.schedule.entry import Scheduled
 LONGEST = 3600.0  # seconds between two tries at most
 BUSY = 30.0  # seconds until a run is tried again whose sink another one holds
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-FAILED, HELD = 1, 75  # exit codes
+FAILED, UNREADABLE, HELD = 1, 2, 75  # exit codes
 
 
 def startable(unfinished: Sequence[Run], jobs: Collection[str], now: float, at_once: int) -> list[Run]:

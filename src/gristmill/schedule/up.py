@@ -80,7 +80,8 @@ class Up:
 
     def once(self) -> list[int]:
         """Run what is due now, each run once, and return their exit codes. Runs that are to be tried again later stay
-        due; of those that failed before, and still wait, that is told, and the code is theirs.
+        due; of those that failed before, and still wait, that is told, and the code is theirs. A job file that cannot
+        be run counts as failed: what it was to do is not done.
         """
         self._resume()
         until = self._world.now()
@@ -89,6 +90,7 @@ class Up:
             self.step(until)
             if not self._ended and not any(run.state == "running" for run in self._state.unfinished()):
                 self._tell_waiting(waiting)
+                self._codes += [queueing.UNREADABLE] * len(self._bad)
                 return self._codes
             self._ended += self._world.wait(LOOK.total_seconds())
         self._stop()
