@@ -24,9 +24,9 @@ from typing import Any
 from gristmill.errors import BadJob, GristmillError
 from gristmill.job.job import JobSpec
 from gristmill.job.prompts import is_schema
+from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.process.contained import enduring
 
-SUFFIXES = (".yaml", ".yml", ".json")
 _PYTHON = re.compile(r"(?P<file>.+\.py)(?::(?P<name>[A-Za-z_]\w*))?")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 

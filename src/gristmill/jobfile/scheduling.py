@@ -12,8 +12,8 @@ from gristmill.errors import BadJob
 from gristmill.job.annotations import options_of
 from gristmill.job.schedule import Schedule
 from gristmill.jobfile.document import MOST_BYTES, Document, read_document
-from gristmill.jobfile.jobfile import SUFFIXES
 from gristmill.jobfile.merging import normal
+from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.jobfile.variables import references, variables_of
 
 _TAKEN = {"timezone": "UTC", "shift": None}  # a run after others is for their time, so that it says it as they do

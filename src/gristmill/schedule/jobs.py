@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gristmill.errors import BadJob, GristmillError, did_you_mean
-from gristmill.jobfile.jobfile import SUFFIXES
+from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.schedule.entry import Scheduled, scheduled
 
 Stamp = tuple[int, int, int]
