@@ -84,7 +84,7 @@ def test_what_can_be_resumed_is_tried_again_later_and_later(tmp_path: Path) -> N
     assert [one.kind for one in told if one.kind not in ("started", "stopping")] == ["retry", "recovered"]
 
 
-@pytest.mark.parametrize(("code", "why"), [(2, "as it is written"), (3, "a gate"), (4, "those of its plan")])
+@pytest.mark.parametrize(("code", "why"), [(2, "is not as it has to be"), (3, "a gate"), (4, "those of its plan")])
 def test_what_a_person_has_to_look_at_is_not_tried_again(tmp_path: Path, code: int, why: str) -> None:
     """Exits 2, 3 and 4; the next night runs all the same. `again` makes the run due again."""
     write(tmp_path)
@@ -202,6 +202,7 @@ def test_a_job_file_that_is_wrong_keeps_no_other_from_running(tmp_path: Path) ->
         "zone": "schedule: {cron: '0 1 * * *', timezone: Europe/Berln}",
         "after": "schedule: {after: nobody}",
         "key": "schedule: {crn: '0 1 * * *'}",
+        "empty": "schedule: {files: ''}",
     }
     for name, more in bad.items():
         write(tmp_path, name, more)

@@ -70,7 +70,7 @@ def after(run: Run, code: int, told: Scheduled | None, now: float, *, stopping: 
 
 
 _WHY = {
-    2: "the job cannot run as it is written",
+    2: "the job, or its source, is not as it has to be",
     3: "a gate did not hold, or its deadline has passed",
     4: "input, model or code are not those of its plan",
 }
