@@ -98,11 +98,11 @@ def test_what_does_not_fit(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     for made, said in (
         (job(fn=letters, returns={"y": "string"}, deliver=[gm.to(STORES[0]), gm.to(STORES[1], mode="append")]), "'y'"),
         (job(deliver=[gm.to("lmdb://s.lmdb", key="idd")]), "key names column 'idd', which the result does not have"),
-        (job(deliver=[gm.to("redis://127.0.0.1:9/0#scores", key="id")]), "cannot be reached"),
+        (job(deliver=[gm.to("redis://127.0.0.1:9/0#scores", key="id")]), "run again once"),
     ):
-        found = made.plan()
-        assert found.exit_code == 2 and said in found.problems[0] and len(found.problems) == 1
-        assert ending(made) == 2
+        found, code = made.plan(), 1 if said == "run again once" else 2  # which may be there later
+        assert found.exit_code == code and said in found.problems[0] and len(found.problems) == 1
+        assert ending(made) == code
         assert not os.path.exists("out/_SUCCESS")
         shutil.rmtree("out", ignore_errors=True)
     Path("job.yaml").write_text(

@@ -96,6 +96,36 @@ def test_one_file_of_sixty(tmp_path: Path, asked: Asked) -> None:
     assert [r["shout"] for r in rows(tmp_path)] == [f"NEW {i}" if 3000 <= i < 3100 else str(i) for i in want]
 
 
+def rewriting(batch: dict[str, Any]) -> dict[str, Any]:
+    at = os.environ["UPDATE_ASKED"]
+    if "new 60" in batch["text"] and not os.path.exists(f"{at}.rewritten"):
+        Path(f"{at}.rewritten").touch()
+        put(Path(at).parent / "other", "b", range(100, 200), lambda i: f"newer {i}")
+        os.replace(Path(at).parent / "other" / "b.parquet", Path(at).parent / "in" / "b.parquet")
+    return upper(batch)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_file_that_is_written_anew_while_an_update_runs(tmp_path: Path, asked: Asked, first: bool) -> None:
+    """The run can be tried again (exit 1), and the message does not say to score all of it: the same command keeps all
+    answers that hold, those of the run that was stopped, too.
+    """
+    model = gm.model(rewriting, takes={"text": "string not null"})
+    for text in (str, "new {}".format):
+        put(tmp_path / "in", "a", range(100), text)
+        put(tmp_path / "in", "b", range(100, 200), text)
+        if text is str and not first:
+            job(tmp_path, BY_ID, model).run()
+            asked.rows()
+    with pytest.raises(gm.RunFailed, match=r"b\.parquet: changed while the run was reading it .*: run again: ") as told:
+        job(tmp_path, BY_ID, model).run()
+    assert told.value.exit_code == 1 and "--restart" not in str(told.value)
+    before = asked.rows()
+    report = job(tmp_path, BY_ID, model).run()
+    assert report.rows_ok == 200 and not set(before) & set(asked.rows())
+    assert {r["shout"] for r in rows(tmp_path)} == {f"NEW {i}" if i < 100 else f"NEWER {i}" for i in range(200)}
+
+
 def test_files_taken_over_are_the_same_files(tmp_path: Path, asked: Asked) -> None:
     """What is taken over whole is a second name of the file that there was."""
     for n in range(4):

@@ -461,3 +461,13 @@ def test_mlflow_is_asked_for_where_it_is_used(here):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "pip install 'gristmill[mlflow]'" in done.stdout
+
+
+def test_an_mlflow_that_is_not_there_is_not_a_wrong_model(monkeypatch):
+    """Its server may answer later: exit 1, so that a night is tried again; with the words and the way out."""
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(gm.RunFailed, match=r"MLflow: API request .* check MLFLOW_TRACKING_URI, or run again") as told:
+        scored(skops_model("models:/slope@batch"))
+    assert told.value.exit_code == 1

@@ -15,6 +15,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LinearRegression, LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, KBinsDiscretizer, OneHotEncoder, OrdinalEncoder, StandardScaler
 
@@ -137,6 +138,24 @@ def test_missing_values_are_refused_unless_the_model_takes_them(tmp_path):
         output, refused = run(SklearnModel(**dump(estimator, tmp_path / "m.joblib")), table(holes))
         assert refused == []
         assert output["prediction"].to_pylist() == estimator.predict(holes).tolist()
+
+
+@pytest.mark.parametrize("search", [False, True])
+def test_a_scaler_before_a_model_that_takes_no_missing_values(tmp_path, search):
+    """A pipeline says of itself what its first step says, and a scaler passes NaN on: nulls are refused as nulls, and
+    on_null has its effect. So does a search that has found a pipeline.
+    """
+    holes = FRAME[["a", "b"]].assign(id=range(len(FRAME)))
+    holes.loc[[3, 50], "a"] = np.nan
+    made = make_pipeline(StandardScaler(), LogisticRegression())
+    made = GridSearchCV(made, {"logisticregression__C": [1.0]}, cv=2) if search else made
+    model = SklearnModel(**dump(made.fit(FRAME[["a", "b"]], TARGET), tmp_path / "m.joblib"))
+    rows = pa.Table.from_pandas(holes, preserve_index=False)
+    for on_null, left in ((None, ["NullFeature"] * 2), ("skip", [])):
+        sink = str(tmp_path / str(on_null))
+        job = gm.Job(rows, model, gm.sink(sink, keep=["id"]), on_null=on_null, workers=0, gates={"min_ok": 0.9})
+        report = job.run()
+        assert report.rows_ok == 198 and gm.dead(sink)["error"].to_pylist() == left
 
 
 def test_columns_that_are_no_numbers_reach_a_column_transformer(tmp_path):

@@ -101,7 +101,7 @@ def test_a_run_that_waits_for_its_next_try(place: Path) -> None:
     assert first.returncode == 1 and "tried again in" in first.stderr
     (place / "well").touch()
     second = up("--once")
-    assert second.returncode == 1 and "n.yaml of 2026-01-01 23:00: failed, and waits until" in second.stderr
+    assert second.returncode == 1 and "n.yaml of 2026-01-01 23:00 UTC: failed, and waits until" in second.stderr
     assert "2026-01-01 23:00 UTC due to be tried again at" in up("--list").stdout
     told = up("--again", "n.yaml")
     assert told.returncode == 0

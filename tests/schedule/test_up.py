@@ -15,6 +15,7 @@ from simulated import Simulated, run, runs, utc, write
 
 from gristmill.cli.app import main
 from gristmill.errors import BadJob, RunFailed, SinkBusy
+from gristmill.jobfile.jobfile import read_job_file
 from gristmill.schedule.contract import RETRY, Happening, Run
 from gristmill.schedule.held import held
 from gristmill.schedule.jobs import JobFiles
@@ -83,7 +84,7 @@ def test_what_can_be_resumed_is_tried_again_later_and_later(tmp_path: Path) -> N
     assert [one.kind for one in told if one.kind not in ("started", "stopping")] == ["retry", "recovered"]
 
 
-@pytest.mark.parametrize(("code", "why"), [(2, "as it is written"), (3, "a gate"), (4, "those of its plan")])
+@pytest.mark.parametrize(("code", "why"), [(2, "is not as it has to be"), (3, "a gate"), (4, "those of its plan")])
 def test_what_a_person_has_to_look_at_is_not_tried_again(tmp_path: Path, code: int, why: str) -> None:
     """Exits 2, 3 and 4; the next night runs all the same. `again` makes the run due again."""
     write(tmp_path)
@@ -118,6 +119,38 @@ def test_after_another_job_for_the_same_night(tmp_path: Path) -> None:
     assert world.most == 2
     order = [job for job, tick in world.started if tick.startswith("2026-01-01")]
     assert sorted(order[:2]) == ["a.yaml", "b.yaml"] and order[2:] == ["c.yaml"]
+
+
+def test_after_another_job_in_its_time_zone_and_with_its_shift(tmp_path: Path) -> None:
+    """What runs after a job of the small hours has the day that this one has, unless it says a zone or a shift; also
+    by way of a third, and once the first says another zone. A line of the log names the zone.
+    """
+    write(tmp_path, "a", "schedule: {cron: '30 0 * * *', timezone: Europe/Berlin, shift: -2d}")
+    write(tmp_path, "b", "schedule: {after: a}")
+    write(tmp_path, "c", "schedule: {after: b.yaml}")
+    write(tmp_path, "d", "schedule: {after: a, timezone: UTC, shift: 0d}")
+    tick, files = utc("2026-01-01T23:30"), JobFiles(str(tmp_path), {})
+
+    def source(name: str) -> str:
+        at = tick.astimezone(files.read(tick).jobs[name].schedule.zone)
+        return str(read_job_file(tmp_path / name, tick=at).source.uri[0])
+
+    assert [source(f"{name}.yaml") for name in "abcd"] == ["in/2025-12-31.parquet"] * 3 + ["in/2026-01-01.parquet"]
+    told = run(tmp_path, Simulated(utc("2026-01-01T12:00"), takes=1), "2026-01-02T12:00")
+    assert "c.yaml of 2026-01-02 00:30 CET: started" in [one.text for one in told]
+    write(tmp_path, "a", "schedule: {cron: '30 0 * * *', timezone: Asia/Tokyo, shift: -2d}")
+    assert str(files.read(tick).jobs["c.yaml"].schedule.zone) == "Asia/Tokyo"
+
+
+def test_after_jobs_with_other_shifts(tmp_path: Path) -> None:
+    """Which day is meant is not known: the job says it."""
+    write(tmp_path, "a", "schedule: {cron: '@daily', shift: -1d}")
+    write(tmp_path, "b", "schedule: '@daily'")
+    path, files, now = write(tmp_path, "c", "schedule: {after: [a, b]}"), JobFiles(str(tmp_path), {}), utc("2026-01-01")
+    why = f"{path}:6: schedule after: the shift of the jobs before it differs, -1d ({tmp_path}/a.yaml) and none"
+    assert files.read(now).bad["c.yaml"].startswith(why)
+    write(tmp_path, "b", "schedule: {cron: '@daily', shift: -1d}")
+    assert files.read(now).jobs["c.yaml"].schedule.shift == "-1d"
 
 
 def test_when_files_arrive(tmp_path: Path) -> None:
@@ -169,6 +202,7 @@ def test_a_job_file_that_is_wrong_keeps_no_other_from_running(tmp_path: Path) ->
         "zone": "schedule: {cron: '0 1 * * *', timezone: Europe/Berln}",
         "after": "schedule: {after: nobody}",
         "key": "schedule: {crn: '0 1 * * *'}",
+        "empty": "schedule: {files: ''}",
     }
     for name, more in bad.items():
         write(tmp_path, name, more)
@@ -232,6 +266,18 @@ def test_once_runs_what_is_due_and_ends(tmp_path: Path) -> None:
     state.close()
 
 
+def test_once_with_a_job_file_that_cannot_be_run(tmp_path: Path) -> None:
+    """What it was to do is not done, so that the exit code is not 0; the others run."""
+    write(tmp_path, "a")
+    write(tmp_path, "b", "schedule: {crn: '@daily'}")
+    world, state = Simulated(utc("2026-01-02T12:00"), takes=60), State(str(tmp_path / ".gristmill"))
+    made: Any = Up(JobFiles(str(tmp_path), {}), state, world, lambda now: None, since=utc("2026-01-01T12:00"))
+    assert made.once() == [0, 2]
+    state.close()
+    (tmp_path / "a.yaml").unlink()
+    assert main(["up", str(tmp_path), "--once"]) == 1
+
+
 def test_once_tells_what_waits_for_its_next_try(tmp_path: Path) -> None:
     """It has failed, so that the exit code is not 0, and a line says until when; `again` lets it start at once."""
     write(tmp_path, more="schedule: {cron: '0 23 1 1 *', backoff: 10m}")
@@ -246,7 +292,7 @@ def test_once_tells_what_waits_for_its_next_try(tmp_path: Path) -> None:
     assert once() == [1] and [one.kind for one in told] == ["started", "retry"]
     assert once() == [1]
     assert [(one.kind, one.grave) for one in told] == [("waiting", True)]
-    assert "n.yaml of 2026-01-01 23:00: failed, and waits until 2026-01-02 12:11 UTC" in told[0].text
+    assert "n.yaml of 2026-01-01 23:00 UTC: failed, and waits until 2026-01-02 12:11 UTC" in told[0].text
     assert "--once --again n.yaml" in told[0].text
     assert state.again("n.yaml", world.at.timestamp()) == 1
     world.code = lambda run: 0

@@ -280,3 +280,12 @@ def test_a_folder_of_splits_asks_for_one(tmp_path: Path) -> None:
         read(str(tmp_path / "dict"), tmp_path / "no", ["id"])
     assert len(read(str(tmp_path / "dict" / "train"), tmp_path / "out", ["id"])) == 5
     assert len(read(f"datasets://{tmp_path}/dict#train", tmp_path / "split", ["id"])) == 5
+
+
+def test_a_catalog_that_is_not_there(tmp_path: Path) -> None:
+    """It may answer later: exit 1, and its words."""
+    pytest.importorskip("pyiceberg")
+    source = gm.source("iceberg://away/shop.rows", storage={"type": "rest", "uri": "http://127.0.0.1:9"})
+    with pytest.raises(gm.RunFailed, match=r"catalog cannot be opened: .*run again when it answers") as told:
+        gm.Job(source, lambda batch: {"y": batch["id"]}, gm.sink(str(tmp_path / "out")), workers=0).run()
+    assert told.value.exit_code == 1

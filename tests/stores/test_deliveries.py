@@ -178,17 +178,19 @@ def test_no_rows_to_deliver() -> None:
 
 
 def test_a_server_that_is_not_there_is_told_before_scoring(capsys: pytest.CaptureFixture[str]) -> None:
-    """In its own words, without the password, whether that is written out or from the environment."""
+    """In its own words, without the password, whether that is written out or from the environment. It may be there
+    later, so that the run can be tried again (exit 1), also by `up`.
+    """
     pytest.importorskip("psycopg")
     hidden = "hunter2-and-more"
     for address in (f"postgresql://me:{hidden}@127.0.0.1:1/db#t", f"postgresql://127.0.0.1:1/db?password={hidden}#t"):
         for to in (address, Secret("postgresql://me:${env:PW}@127.0.0.1:1/db#t", address)):
-            with pytest.raises(gm.BadJob, match="cannot be reached: connection failed") as told:
+            with pytest.raises(gm.RunFailed, match=r"cannot be reached: connection failed[^\n]*run again") as told:
                 job(deliver=[gm.to(to)]).run()
             assert hidden not in str(told.value) and hidden not in repr(told.value)
     typed = ("apply", "rows.parquet", "out", "--fn", "fn:doubled", "--workers", "0")
     code, out, err = command(capsys, *typed, "--deliver", f"postgresql://me:{hidden}@127.0.0.1:1/db#t")
-    assert code == 2 and hidden not in out + err and "postgresql://127.0.0.1:1/db#t: cannot be reached" in err
+    assert code == 1 and hidden not in out + err and "postgresql://127.0.0.1:1/db#t: cannot be reached" in err
     assert not Path("out").exists()
 
 

@@ -31,6 +31,7 @@ from gristmill.observe.events import Loaded, Observer, Progress, Silent
 from gristmill.observe.report import Report
 from gristmill.observe.standing import NOT_DELIVERED
 from gristmill.process import lasting
+from gristmill.process.away import is_away, says_away
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
 from gristmill.stores.receipts import receipts, renewed
@@ -41,7 +42,7 @@ ASKED = "deliver.json"
 
 def reached(c: Command) -> None:
     """Before anything is scored, see that each store can be opened, or is busy, and that no delivery takes away what
-    the job reads. Raises BadJob, MissingExtra.
+    the job reads. Raises BadJob, MissingExtra, RunFailed for a store that is not there now.
     """
     for delivery in () if c.stream else c.spec.deliver:
         if (why := _takes_away(delivery, c.spec.source)) is not None:
@@ -66,7 +67,7 @@ def _takes_away(delivery: Delivery, source: Source) -> str | None:
 
 
 def fitting(at: Chosen, about: PlanDocument) -> None:
-    """Once the schema of the rows is known, see that each store holds them. Raises BadJob."""
+    """Once the schema of the rows is known, see that each store holds them. Raises BadJob, RunFailed."""
     for delivery in () if at.stream else at.spec.deliver:
         with _before(at.log), contextlib.closing(deliveries.opened(delivery)) as store:
             members = (*(at.base.generations if at.base is not None else ()), at.generation.number)
@@ -98,13 +99,21 @@ def _before(log: RunLog | None = None) -> Any:
             raise
         log.note("warning", f"deliver {e}; the rows are scored, and brought there once they are published")
     except StoreUnavailable as e:
+        if _away(e):
+            raise RunFailed(_problem(e)) from e
         raise BadJob(f"deliver {e}") from e
+
+
+def _away(error: GristmillError) -> bool:
+    """Whether a store is not there now, by its client's error, or by the words of one that has these alone."""
+    return isinstance(error, StoreUnavailable) and (is_away(error) or says_away(str(error)))
 
 
 @dataclass(frozen=True)
 class Foreseen:
     """What a delivery would find: how many rows there are in the store now, the generation of this sink that they are
-    of (None: of none), and the `problem` that would stop a run, `before` it looks at the sink or after.
+    of (None: of none), and the `problem` that would stop a run, with its `exit_code`, `before` it looks at the sink or
+    after.
     """
 
     to: str
@@ -113,6 +122,7 @@ class Foreseen:
     generation: int | None = None
     problem: str = ""
     before: bool = False
+    exit_code: int = BadJob.exit_code
 
     def __str__(self) -> str:
         """As a line: `lmdb://s.lmdb: replaces 40 rows of generation 1`."""
@@ -144,7 +154,7 @@ def foreseen(
         try:
             store = deliveries.opened(delivery)
         except GristmillError as e:
-            out.append(replace(found, problem=_problem(e), before=True))
+            out.append(replace(found, problem=_problem(e), before=True, exit_code=_code(e)))
             continue
         with contextlib.closing(store):
             try:
@@ -154,13 +164,20 @@ def foreseen(
                 if about is not None:
                     deliveries.check(delivery, Result(generation, members, about, sink), store)
             except GristmillError as e:
-                found = replace(found, problem=_problem(e))
+                found = replace(found, problem=_problem(e), exit_code=_code(e))
         out.append(found)
     return out
 
 
 def _problem(error: GristmillError) -> str:
+    """What stops a run before it scores anything."""
+    if _away(error):
+        return f"deliver {error}; nothing was scored: check the address, or run again once the store is there"
     return f"deliver {error}" if isinstance(error, StoreUnavailable) else str(error)
+
+
+def _code(error: GristmillError) -> int:
+    return RunFailed.exit_code if _away(error) else BadJob.exit_code
 
 
 def delivered(at: Opened, report: Report) -> Report:

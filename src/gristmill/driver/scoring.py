@@ -24,7 +24,16 @@ from gristmill.driver.probe import Planned
 from gristmill.driver.shardfeed import ShardFeed
 from gristmill.driver.tally import Tallied, Tally
 from gristmill.engines.registry import open_engine
-from gristmill.errors import BadJob, BadOutput, CorruptStore, GateFailed, PlanChanged, RunFailed, SourceChanged
+from gristmill.errors import (
+    BadJob,
+    BadOutput,
+    CorruptStore,
+    GateFailed,
+    GristmillError,
+    PlanChanged,
+    RunFailed,
+    SourceChanged,
+)
 from gristmill.files.disk import join
 from gristmill.fingerprint.loadedmodules import BUILT, changed
 from gristmill.job.job import JobSpec
@@ -112,7 +121,7 @@ class Scoring:
             except SourceChanged as e:
                 touched += 1
                 if at.stream or touched > MOST_TOUCHED or not self._as_planned():
-                    raise
+                    raise self._changed(e) from e
                 at.log.note("warning", f"{e}: it still holds what was read of it, so the run goes on")
             if self._all_read():
                 return self._scored()
@@ -138,6 +147,16 @@ class Scoring:
     def _ledger(self) -> Ledger:
         assert self.receipts is not None
         return self.receipts
+
+    def _changed(self, error: SourceChanged) -> GristmillError:
+        """What a run ends with as its source changed, with the way out. An update goes on with the source as it is."""
+        if self.at.spec.update is not None and self.at.generation.kind != "retry-dead":
+            way = "run again without --restart" if self.at.verbs.restart else "run again"
+            kept = "what is other now is scored, and all other rows keep their answers, those of this run, too"
+            return RunFailed(f"{error}: {way}: {kept}")
+        if "--restart" in str(error):
+            return error
+        return SourceChanged(f"{error}: put the planned file back and run again, or use {selection.RESTART}")
 
     def _as_planned(self) -> bool:
         """Whether there is a plan and the source files touched during the run still hold what was read of them: then

@@ -42,7 +42,7 @@ from gristmill.driver.forecast import Forecast, by_rate
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
-from gristmill.errors import BadJob, GateFailed, PlanChanged, RunFailed
+from gristmill.errors import GateFailed, PlanChanged, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.job.delivery import Delivery
@@ -132,8 +132,8 @@ def plan(spec: JobSpec) -> PlanView:
         if held is not None and spec.update is not None:
             gates += filter(None, [updating.missed(held, r, lambda: 0)])  # rows are not read yet
             sink = "; ".join(filter(None, [sink, updating.at_most(held, r) if "which a run updates" in sink else ""]))
-    before = [(store.problem, BadJob.exit_code) for store in stores if store.problem and store.before]
-    after = [(store.problem, BadJob.exit_code) for store in stores if store.problem and not store.before]
+    before = [(store.problem, store.exit_code) for store in stores if store.problem and store.before]
+    after = [(store.problem, store.exit_code) for store in stores if store.problem and not store.before]
     stopped = [(refused, PlanChanged.exit_code)] if refused else []
     problems = [*before, *((line, GateFailed.exit_code) for line in gates), *stopped, *after]  # as a run meets them
     rows, each = r.rows, planning.shard_rows(r, None)

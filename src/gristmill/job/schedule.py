@@ -88,6 +88,9 @@ class Schedule:
         if len(said) != 1:
             found = f"has both {said[0]} and {said[1]}" if said else "says no time"
             raise BadJob(f"schedule {found}: give one of cron, after, files")
+        for name in ("after", "files"):
+            if not all(str(one).strip() for one in getattr(self, name)):
+                raise BadJob(f"schedule {name} has an empty name: give a path, or leave it out")
         _ = self.zone
         if self.cron is not None:
             self._times(datetime(2000, 1, 1, tzinfo=timezone.utc))

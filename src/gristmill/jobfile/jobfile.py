@@ -24,9 +24,9 @@ from typing import Any
 from gristmill.errors import BadJob, GristmillError
 from gristmill.job.job import JobSpec
 from gristmill.job.prompts import is_schema
+from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.process.contained import enduring
 
-SUFFIXES = (".yaml", ".yml", ".json")
 _PYTHON = re.compile(r"(?P<file>.+\.py)(?::(?P<name>[A-Za-z_]\w*))?")
 _MODULE = re.compile(r"(?P<module>[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 
@@ -77,7 +77,8 @@ def read_job_file(
     """The job in a job file, for the tick of its schedule if one is given. `environ` is where `${env:NAME}` is looked
     up; without it there are no such values.
 
-    Raises BadJob: one line for each error, with file, line and way out. Nothing but the file is opened.
+    Raises BadJob: one line for each error, with file, line and way out. Nothing but the file is opened, and those of
+    the jobs that it runs after.
     """
     from gristmill.jobfile.document import read_document
     from gristmill.jobfile.merging import (
@@ -89,12 +90,12 @@ def read_job_file(
         variables_set,
         with_default_engine,
     )
-    from gristmill.jobfile.scheduling import told, variables_at
+    from gristmill.jobfile.scheduling import inherited, told, variables_at
     from gristmill.jobfile.sections import check_keys, validated
     from gristmill.jobfile.variables import Scope, check_given, references, variables_of
 
     name = os.fspath(path)
-    read = normal(read_document(_bytes(name), name))
+    read = inherited(normal(read_document(_bytes(name), name)))
     check_profiles(read)
     chosen = apply_profile(read, profile)
     document = with_default_engine(apply_sets(chosen, sets), environ or {})

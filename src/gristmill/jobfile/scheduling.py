@@ -2,13 +2,73 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.job.annotations import options_of
 from gristmill.job.schedule import Schedule
-from gristmill.jobfile.document import Document
+from gristmill.jobfile.document import MOST_BYTES, Document, read_document
+from gristmill.jobfile.merging import normal
+from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.jobfile.variables import references, variables_of
+
+_TAKEN = {"timezone": "UTC", "shift": None}  # a run after others is for their time, so that it says it as they do
+
+
+def inherited(document: Document) -> Document:
+    """The document of a job that runs after others with their time zone and their shift, where it says none itself.
+    The others are files in its folder; one that is not there, or cannot be read, says nothing. Raises BadJob if they
+    differ.
+    """
+    return _inherited(document, frozenset())
+
+
+def _inherited(document: Document, seen: frozenset[str]) -> Document:
+    said = document.value.get("schedule")
+    if not isinstance(said, dict) or not said.get("after") or all(name in said for name in _TAKEN):
+        return document
+    seen |= {os.path.realpath(document.name)}
+    above = {one.name: _said(one, seen) for one in _above(document, said["after"], seen)}
+    taken: dict[str, Any] = {}
+    for name, usual in _TAKEN.items():
+        found = {path: one.get(name) or usual for path, one in above.items()}
+        if name in said or not found:
+            continue
+        if len(set(map(str, found.values()))) > 1:
+            each = " and ".join(f"{'none' if value is None else value} ({path})" for path, value in found.items())
+            raise BadJob(
+                f"{document.place(('schedule', 'after'))}: schedule after: the {name} of the jobs before it differs, "
+                f"{each}: say which is that of its variables, with {name} under schedule"
+            )
+        taken[name] = next(iter(found.values()))
+    return replace(document, value={**document.value, "schedule": {**said, **taken}})
+
+
+def _said(document: Document, seen: frozenset[str]) -> dict[str, Any]:
+    said = _inherited(document, seen).value.get("schedule")
+    return said if isinstance(said, dict) else {}
+
+
+def _above(document: Document, after: Any, seen: frozenset[str]) -> Iterator[Document]:
+    folder = os.path.dirname(document.name)
+    for name in [after] if isinstance(after, str) else after if isinstance(after, list) else ():
+        for path in (os.path.join(folder, f"{name}{suffix}") for suffix in ("", *SUFFIXES)):
+            if path.endswith(SUFFIXES) and os.path.isfile(path):
+                if os.path.realpath(path) not in seen and (found := _read(path)) is not None:
+                    yield found
+                break
+
+
+def _read(path: str) -> Document | None:
+    try:
+        with open(path, "rb") as file:
+            return normal(read_document(file.read(MOST_BYTES + 1), path))
+    except (BadJob, OSError):  # whoever runs that job tells it
+        return None
 
 
 def schedule_of(document: Document) -> Schedule | None:

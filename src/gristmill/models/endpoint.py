@@ -316,9 +316,8 @@ class Endpoint:
     async def _nobody_there(
         self, later: Later, tries: int, address: Address, path: str, body: Mapping[str, Any], payer: Payer | None
     ) -> None:
-        """Raises BadModel if no request has been answered yet, the smallest one included, and none in an earlier run;
-        RunFailed if some were there. Once nobody was answered for a while, the smallest is asked now and then: progress
-        is to tell one request's failure from an endpoint's.
+        """Raises RunFailed if no request has been answered yet, the smallest one included. Once nobody was answered for
+        a while, the smallest is asked now and then: progress is to tell one request's failure from an endpoint's.
         """
         first = not self._answered and tries >= max(FIRST_TRIES, len(self._addresses)) and not later.full
         if first and not await self._answers_small(path, body, 0.0, payer):
@@ -339,12 +338,8 @@ class Endpoint:
             self.stop(
                 RunFailed(f"{told}: it has answered this job before: run again once it does, what it answered is kept")
             )
-        self.stop(
-            BadModel(
-                f"{told}: is this the endpoint (base_url)? If it is slow, give a longer timeout (now "
-                f"{self._timeout:g} s); if it is still starting, run again once it answers"
-            )
-        )
+        slow = f" If it is slow, give a longer timeout (now {self._timeout:g} s)." if "(timeout)" in how else ""
+        self.stop(RunFailed(f"{told}: is this the endpoint (base_url)?{slow} Run again once it answers"))
 
     def _pause(self, later: Later, tries: int, address: Address) -> float:
         """Seconds to rest before the next try. Raises RunFailed if the endpoint wants to be left alone for longer than

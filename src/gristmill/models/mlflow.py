@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gristmill.errors import BadModel, did_you_mean
+from gristmill.errors import BadModel, RunFailed, did_you_mean
 from gristmill.fingerprint.diskcache import built
 from gristmill.job.uris import is_local, local_path
 from gristmill.models.versions import MLFLOW, Approval, Version, check, check_name, digests_at
+from gristmill.process.away import STATUSES, is_away
 from gristmill.process.extras import require
 
 APPROVED_FOR = "approved_for"  # the tag with the aliases that a version is approved for, with commas between
@@ -83,12 +84,15 @@ def _client(asked: str) -> Any:
 
 
 def _told(asked: str, call: Callable[[], T], hint: Callable[[], str] = str) -> T:
-    """What MLflow answers. Raises BadModel for what it refuses, with its own words."""
+    """What MLflow answers. Raises BadModel for what it refuses, with its own words; RunFailed if it is not there."""
     exceptions = require("mlflow.exceptions", "mlflow", asked)
     try:
         return call()
     except exceptions.MlflowException as e:
-        raise BadModel(f"{asked}: MLflow: {str(e).partition(chr(10))[0]}{hint()}") from e
+        words = f"{asked}: MLflow: {str(e).partition(chr(10))[0]}"
+        if is_away(e) or e.get_http_status_code() in STATUSES:
+            raise RunFailed(f"{words}: check MLFLOW_TRACKING_URI, or run again once the registry answers") from e
+        raise BadModel(f"{words}{hint()}") from e
 
 
 def _hint(client: Any, name: str, alias: str = "") -> str:

@@ -172,8 +172,23 @@ def class_of(spec: SklearnModel, estimator: Any) -> int | None:
 
 
 def takes_missing(estimator: Any) -> bool:
-    """Whether the estimator says that it takes NaN for a missing value (a pipeline with an imputer, tree models)."""
+    """Whether the estimator, and each part of it, says that it takes NaN for a missing value, as tree models do. What a
+    pipeline says of itself is what its first step says, and a scaler passes NaN on; an imputer before a part that takes
+    none is found by trying (`scores_nulls`).
+    """
+    if not all(takes_missing(part) for part in _parts(estimator)):
+        return False
     return _says(estimator, lambda tags: tags.allow_nan, lambda older: older.get("allow_nan"))
+
+
+def _parts(estimator: Any) -> list[Any]:
+    """What a pipeline, a union, an ensemble or a search consists of."""
+    named = [
+        getattr(estimator, name, None) or () for name in ("steps", "transformers", "transformer_list", "estimators")
+    ]
+    parts = [part[1] for one in named for part in one if isinstance(part, (tuple, list)) and len(part) > 1]
+    parts.append(getattr(estimator, "best_estimator_", getattr(estimator, "estimator", None)))
+    return [part for part in parts if hasattr(part, "fit")]  # not None, "drop", "passthrough"
 
 
 def takes_documents(estimator: Any) -> bool:

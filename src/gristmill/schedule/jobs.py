@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gristmill.errors import BadJob, GristmillError, did_you_mean
-from gristmill.jobfile.jobfile import SUFFIXES
+from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.schedule.entry import Scheduled, scheduled
 
 Stamp = tuple[int, int, int]
@@ -42,7 +42,13 @@ class JobFiles:
             there = sorted(e.name for e in os.scandir(self.folder) if e.name.endswith(SUFFIXES) and e.is_file())
         except OSError as e:
             raise BadJob(f"{self.folder}: cannot be read ({e.strerror}): give the folder with the job files") from None
+        before = {name: stamp for name, (stamp, _, _) in self._known.items()}
         self._known = {name: self._one(name, now) for name in there if not name.startswith(".")}
+        if before != {name: stamp for name, (stamp, _, _) in self._known.items()}:
+            for name, (_, told, why) in list(self._known.items()):
+                if why or (told is not None and told.schedule.after):  # it has the time zone of those before it
+                    del self._known[name]
+                    self._known[name] = self._one(name, now)
         jobs = {name: told for name, (_, told, _) in self._known.items() if told is not None}
         bad = {name: why for name, (_, _, why) in self._known.items() if why}
         bad |= _unfitting(jobs)

@@ -13,7 +13,7 @@ from gristmill.schedule.entry import Scheduled
 LONGEST = 3600.0  # seconds between two tries at most
 BUSY = 30.0  # seconds until a run is tried again whose sink another one holds
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-FAILED, HELD = 1, 75  # exit codes
+FAILED, UNREADABLE, HELD = 1, 2, 75  # exit codes
 
 
 def startable(unfinished: Sequence[Run], jobs: Collection[str], now: float, at_once: int) -> list[Run]:
@@ -70,7 +70,7 @@ def after(run: Run, code: int, told: Scheduled | None, now: float, *, stopping: 
 
 
 _WHY = {
-    2: "the job cannot run as it is written",
+    2: "the job, or its source, is not as it has to be",
     3: "a gate did not hold, or its deadline has passed",
     4: "input, model or code are not those of its plan",
 }

@@ -80,7 +80,8 @@ class Up:
 
     def once(self) -> list[int]:
         """Run what is due now, each run once, and return their exit codes. Runs that are to be tried again later stay
-        due; of those that failed before, and still wait, that is told, and the code is theirs.
+        due; of those that failed before, and still wait, that is told, and the code is theirs. A job file that cannot
+        be run counts as failed: what it was to do is not done.
         """
         self._resume()
         until = self._world.now()
@@ -89,6 +90,7 @@ class Up:
             self.step(until)
             if not self._ended and not any(run.state == "running" for run in self._state.unfinished()):
                 self._tell_waiting(waiting)
+                self._codes += [queueing.UNREADABLE] * len(self._bad)
                 return self._codes
             self._ended += self._world.wait(LOOK.total_seconds())
         self._stop()
@@ -341,7 +343,7 @@ class Up:
 
     def _named(self, run: Run) -> str:
         at = run.tick.astimezone(self._zone(run))
-        return f"{run.job} of {at:%Y-%m-%d %H:%M}{', its dead letters' if run.what == RETRY else ''}"
+        return f"{run.job} of {at:%Y-%m-%d %H:%M %Z}{', its dead letters' if run.what == RETRY else ''}"
 
     def _happens(self, kind: str, text: str, of: Run | str = "", **fields: object) -> None:
         if isinstance(of, Run):

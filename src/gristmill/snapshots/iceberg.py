@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadJob, BadSource, PlanChanged, RunFailed
 from gristmill.job.snapshots import near
+from gristmill.process.away import is_away
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.lakes import gone, pinned, whole
@@ -106,11 +107,13 @@ class Taken:
         except (ValueError, OSError) as e:
             raise self._said(e) from e
 
-    def _said(self, error: BaseException) -> BadSource | PlanChanged:
+    def _said(self, error: BaseException) -> BadSource | PlanChanged | RunFailed:
         words = self._wanted.words(error)
         missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
         if self._pinned and (missing or "no such file" in words.lower()):
             return gone(self._wanted, self.told, words)
+        if is_away(error):
+            return RunFailed(f"{self._wanted.shown}: {words}: run again when the store answers")
         return BadSource(f"{self._wanted.shown}: {words}")
 
     def cancel(self) -> None:
@@ -134,7 +137,8 @@ def _table(wanted: Wanted) -> Any:
             raise BadJob(f"{wanted.shown}: name a catalog and a table: iceberg://CATALOG/namespace.table")
         there = load_catalog(catalog, **options)
     except (ValueError, OSError, RESTError) as e:
-        raise BadSource(f"{wanted.shown}: the catalog cannot be opened: {wanted.words(e)}") from e
+        words = f"{wanted.shown}: the catalog cannot be opened: {wanted.words(e)}"
+        raise (RunFailed(f"{words}: run again when it answers") if is_away(e) else BadSource(words)) from e
     try:
         return there.load_table(name)
     except (NoSuchTableError, NoSuchNamespaceError) as e:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
+from gristmill.process.away import says_away
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.sql import counting, read_of, selected
@@ -99,7 +100,7 @@ class Rows:
             return self._psycopg.connect(self._info, autocommit=True)
         except self._psycopg.Error as e:
             words = f"{self._wanted.shown}: cannot be reached: {self._wanted.words(e)}"
-            if "FATAL" in str(e) and "starting up" not in words and "too many" not in words:
+            if not says_away(str(e)):
                 raise BadSource(f"{words}: check the address, and the user and password in it") from e
             raise RunFailed(f"{words}: run again when the server answers") from e
 

@@ -560,7 +560,4 @@ def _refuse_changed(fs: Any, piece: Piece) -> None:
 
     difference = changed(fs, piece.file)
     if difference is not None:
-        raise SourceChanged(
-            f"{piece.file.path}: changed while the run was reading it ({difference}): put the planned file back "
-            "and run again, or start over with --restart (restart=True)"
-        )
+        raise SourceChanged(f"{piece.file.path}: changed while the run was reading it ({difference})")

@@ -1,0 +1,3 @@
+"""How names of job files end."""
+
+SUFFIXES = (".yaml", ".yml", ".json")
