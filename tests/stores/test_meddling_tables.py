@@ -4,8 +4,11 @@ expressions. Nothing is counted as delivered that is not there.
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,8 @@ import pyarrow as pa
 import pytest
 
 import gristmill as gm
+from gristmill.stores.contract import Load
+from gristmill.stores.tables import Tables
 
 ROWS = 12
 TABLE = "(id bigint, y double precision, label text)"
@@ -353,3 +358,29 @@ def test_narrow_decimals(kind: str, postgres: str, database: Any, tmp_path: Path
     with pytest.raises(gm.BadJob, match=f"'d'.*{kind}"):
         made("lance", gm.to(f"lance://{tmp_path}/lance#t")).run()
     assert not (tmp_path / "lance" / "_SUCCESS").exists()
+
+
+# ---------------------------------------------------------------- tables of ours
+
+
+def test_two_first_deliveries_at_once(
+    sink: str, postgres: str, database: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To two tables of a schema in which nothing is yet: both are made."""
+    shutil.copytree(sink, tmp_path / "other")
+    meeting, came, begin = threading.Barrier(2), set(), Tables._begin
+
+    def together(self: Tables, session: Any, load: Load) -> None:
+        if load.target not in came:
+            came.add(load.target)
+            meeting.wait(20)
+        begin(self, session, load)
+
+    monkeypatch.setattr(Tables, "_begin", together)
+    with ThreadPoolExecutor(2) as pool:
+        made = [
+            pool.submit(gm.deliver, one, f"{postgres}#area.{name}")
+            for one, name in ((sink, "t"), (str(tmp_path / "other"), "u"))
+        ]
+        assert [future.result().rows for future in made] == [ROWS, ROWS]
+    assert len(came) == 2

@@ -170,7 +170,7 @@ class File:
 
     def meddles(self, session: Session, load: Load) -> bool:
         own = session.run(f"SELECT sql FROM sqlite_master WHERE {_NAMED}", self._place.name)
-        return bool(self._triggers(session)) or "CONFLICT" in own[0][0].upper()
+        return bool(self._triggers(session)) or any("CONFLICT" in sql.upper() for (sql,) in own)
 
     def settled(self, session: Session) -> None:
         """Nothing is put off, as foreign keys are not enforced."""
@@ -197,7 +197,7 @@ class File:
 
     def matching(self, session: Session, load: Load) -> None:
         """The table that is looked through has an index of the key: SQLite makes none by itself for NOT EXISTS."""
-        if load.delete:
+        if load.delete or self.meddles(session, load):  # then rows of others are counted
             self._indices(session, load, load.stage, load.stage)
         if session.columns(self.target()):
             self.indexed(session, load)
