@@ -47,7 +47,7 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[str, str
     return {rows: (sink(folder, rows, 0), sink(folder, rows, 1)) for rows in (1000, 2000)}
 
 
-@pytest.mark.parametrize("table", ["made by us", "of others", "of others, NOCASE"])
+@pytest.mark.parametrize("table", ["made by us", "of others", "of others, NOCASE", "with a trigger"])
 @pytest.mark.parametrize("how", HOW)
 def test_sqlite_takes_twice_the_steps_for_twice_the_rows(
     nights: dict[int, tuple[str, str]], how: str, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -73,6 +73,8 @@ def test_sqlite_takes_twice_the_steps_for_twice_the_rows(
             collation = " COLLATE NOCASE" * table.endswith("NOCASE")
             with closing(sqlite3.connect(file)) as db, db:
                 db.execute(f"CREATE TABLE t (id TEXT{collation}, n INTEGER, y REAL)")
+                if table == "with a trigger":
+                    db.execute("CREATE TRIGGER g AFTER INSERT ON t WHEN new.n > 9 BEGIN SELECT 1; END")
                 db.executemany("INSERT INTO t VALUES (?, ?, 0)", ((f"k{i}", i % 3) for i in range(rows)))
         for at in (first, second):
             steps = 0
@@ -102,7 +104,13 @@ def test_others_join_by_hashes(
             plans.append("\n".join(str(row[-1]) for row in run(self, f"EXPLAIN {sql}", *values)))
         return run(self, sql, *values)
 
+    def changed(self: Any, sql: str) -> int:
+        plans.append("\n".join(str(row[-1]) for row in run(self, f"EXPLAIN {sql}")))
+        return int(change(self, sql))
+
+    change = module.Transaction.changed
     monkeypatch.setattr(module.Transaction, "run", explained)
+    monkeypatch.setattr(module.Transaction, "changed", changed)
     server = request.getfixturevalue("postgres") if store == "postgres" else f"duckdb://{tmp_path}/t.duckdb"
     to = gm.to(f"{server}#growth_{'_'.join(how.split())}", **HOW[how])
     for at in nights[2000]:

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -38,12 +38,12 @@ from gristmill.stores.contract import (
 from gristmill.stores.gate import Gate
 from gristmill.stores.keys import retold, uuid_text
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
+from gristmill.stores.refused import without_repeats
 from gristmill.stores.sql import (
     MARKS,
     ROWS,
     Nothing,
     Session,
-    Tables,
     as_staged,
     created,
     extended,
@@ -53,12 +53,15 @@ from gristmill.stores.sql import (
     moved,
     named,
     quoted,
+    refuse_view,
+    told_apart,
 )
+from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open
 HOLD = 2.0  # seconds after which a file is let go between two transactions, so that readers get at it
-ROW_GROUP, GROUP_BYTES = 122_880, 16 << 20  # what it writes at a time; bytes that are copied for that at most
+GROUP = 122_880, 16 << 20  # rows that it writes at a time; bytes that are copied for that at most
 BREATH = 0.02  # seconds for which it is let go
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")  # statements that change no table's columns
 _SIMPLE = {
@@ -170,7 +173,7 @@ class File:
                 self._spelled = True
             if write and self._schema != "main":
                 self._held.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(self._schema)}")
-            yield Transaction(self._held, self._schema, self._known)
+            yield Transaction(self._held, self._schema, self._place.shown, self._known)
             self._held.commit()
         except BaseException as e:
             self.close()  # which rolls back
@@ -180,7 +183,7 @@ class File:
                 raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
             raise
 
-    def alone(self, session: Session) -> None:
+    def alone(self, session: Session, *, ours: bool = False) -> None:
         """A file has one writer at a time."""
 
     def table(self, name: str) -> str:
@@ -205,8 +208,26 @@ class File:
     def binary(self, kind: str) -> str:
         return " COLLATE C" if kind == "VARCHAR" else ""
 
+    def generated(self, session: Session) -> Collection[str]:
+        """By the table's SQL, as earlier versions of DuckDB do not tell it otherwise."""
+        own = self._defined(session).get(self._table, "")
+        if "GENERATED ALWAYS" not in own:
+            return ()
+        columns = session.columns(self.target()).items()
+        return [name for name, kind in columns if re.search(_as_generated(name, kind), own)]
+
+    def meddles(self, session: Session, load: Load) -> bool:
+        """DuckDB has no triggers, and its constraints refuse."""
+        return False
+
+    def settled(self, session: Session) -> None:
+        """Nothing is put off."""
+
     def fits(self, session: Session, load: Load) -> None:
-        """Other tables may refer to this one."""
+        """A view takes no rows; other tables may refer to this one."""
+        sql = "SELECT view_name FROM duckdb_views() WHERE database_name = current_database() AND schema_name = ?"
+        if any(folded(name) == folded(self._table) for (name,) in session.run(sql, self._schema)):
+            refuse_view(self._place.shown)
         if load.mode != "append" and session.columns(self.target()):
             self._referring(session, load)
 
@@ -229,10 +250,10 @@ class File:
         elif found := self._referring(session, load):
             references.refuse_referenced(session, self, found, load, self._place.shown)
             extended(session, target, stage, load.schema.names)
-            merged(session, self, stage, load, delete=True)
+            merged(session, self, stage, load, self._place.shown, delete=True)
             session.run(f"DROP TABLE {stage}")
-        elif self._bound(session) or not as_staged(session, target, stage, load.schema.names):
-            moved(session, target, stage, load.schema.names)
+        elif self._bound(session, load) or not as_staged(session, target, stage, load.schema.names):
+            moved(session, self, stage, load, self._place.shown)
         else:
             session.run(f"DROP TABLE {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
@@ -278,8 +299,16 @@ class File:
             n for n in session.columns(self.target()) if n in re.findall(r"\w+", named)
         )
 
-    def _bound(self, session: Session) -> bool:
-        """Whether the target has indices, constraints, defaults or comments, which a rename would lose."""
+    def _bound(self, session: Session, load: Load) -> bool:
+        """Whether the target has indices, constraints, defaults, collations, comments or the like, which a rename would
+        lose.
+        """
+        defined = self._defined(session)
+        before, _, staged = defined[load.stage].partition(load.stage)
+        own = defined[self._table].removeprefix(before)
+        own = own.removeprefix(quoted(self._table) if own.startswith('"') else self._table)
+        if not staged.startswith((own, f"{own.removesuffix(');')}, ")):
+            return True
         where, of_column = "schema_name = ? AND table_name = ?", "(column_default IS NOT NULL OR comment IS NOT NULL)"
         at = (self._schema, self._table)
         return bool(
@@ -289,10 +318,20 @@ class File:
             or session.run(f"SELECT 1 FROM duckdb_tables() WHERE {where} AND comment IS NOT NULL LIMIT 1", *at)
         )  # fmt: skip
 
+    def _defined(self, session: Session) -> dict[str, str]:
+        """The SQL of the tables beside the target, by name."""
+        sql = "SELECT table_name, sql FROM duckdb_tables() WHERE database_name = current_database() AND schema_name = ?"
+        return dict(session.run(sql, self._schema))
+
     def indexed(self, session: Session, load: Load) -> None:
+        """Names of indices are those of a schema."""
+        sql = "SELECT index_name, table_name FROM duckdb_indexes() WHERE database_name = current_database() AND"
+        of = {folded(name): table for name, table in session.run(f"{sql} schema_name = ?", self._schema)}
         for column in load.index:
-            name = quoted(f"{self._table}_{column}")
-            session.run(f"CREATE INDEX IF NOT EXISTS {name} ON {self.target()} ({quoted(column)})")
+            name = f"{self._table}_{column}"
+            if of.get(folded(name), self._table) != self._table:
+                name = told_apart(name, self._table, (column,))
+            session.run(f"CREATE INDEX IF NOT EXISTS {quoted(name)} ON {self.target()} ({quoted(column)})")
 
     def close(self) -> None:
         held, self._held = self._held, None
@@ -307,9 +346,12 @@ class Transaction:
     the catalog takes milliseconds.
     """
 
-    def __init__(self, connection: Any, schema: str, known: dict[str, dict[str, str]] | None = None) -> None:
+    def __init__(
+        self, connection: Any, schema: str, shown: str, known: dict[str, dict[str, str]] | None = None
+    ) -> None:
         self._connection = connection
         self._schema = schema
+        self._shown = shown
         self._known = {} if known is None else known
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -319,13 +361,25 @@ class Transaction:
         rows: list[tuple[Any, ...]] = self._connection.execute(sql, values).fetchall()
         return rows
 
+    def changed(self, sql: str) -> int:
+        return int(self.run(sql)[0][0])
+
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        grouped = pa.RecordBatchReader.from_batches(schema, regrouped(batches, ROW_GROUP, GROUP_BYTES))
-        self._connection.register(ROWS, grouped)
+        failed: list[BaseException] = []
+
+        def read() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from regrouped(without_repeats(batches, self._shown, "which DuckDB does not take"), *GROUP)
+            except BaseException as e:
+                failed.append(e)  # of which DuckDB tells the text alone
+                raise
+
+        self._connection.register(ROWS, pa.RecordBatchReader.from_batches(schema, read()))
         try:
             done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {ROWS}").fetchall()
-        finally:
-            self._connection.unregister(ROWS)
+        except imported("duckdb").Error as e:
+            raise (failed[0] if failed else e) from None
+        self._connection.unregister(ROWS)  # it would fail after an error, which closes the connection anyway
         return int(done[0][0])
 
     def columns(self, table: str) -> dict[str, str]:
@@ -335,7 +389,7 @@ class Transaction:
 
     def _columns(self, table: str) -> dict[str, str]:
         """They are described: `duckdb_columns()` takes longer, as it looks into every view of DuckDB's own."""
-        at = [part.strip('"').replace('""', '"') for part in table.split('"."')]
+        at = [part.replace('""', '"') for part in table[1:-1].split('"."')]
         of = "database_name = current_database() AND schema_name = ?"
         tables = f"SELECT 1 FROM duckdb_tables() WHERE {of} AND table_name = ?"
         views = f"SELECT 1 FROM duckdb_views() WHERE {of} AND view_name = ?"
@@ -408,6 +462,12 @@ def _kind(kind: pa.DataType, where: str) -> str:
     )
 
 
+def _as_generated(name: str, kind: str) -> str:
+    """How a column that is an expression of others stands in a table's SQL, as a pattern."""
+    named = f"(?:{re.escape(name)}|{re.escape(quoted(name))})"
+    return rf"[(,] ?{named} {re.escape(kind)}(?: COLLATE \w+)? GENERATED ALWAYS AS"
+
+
 def _word(name: str) -> str:
     """A field's name as DuckDB writes it in a type."""
     return name if name.isidentifier() and name.islower() else quoted(name)
@@ -434,7 +494,7 @@ class FileReader:
             try:
                 connection.begin()
                 schema, name = spelled(connection, self._schema, self._table)
-                table, transaction = f"{quoted(schema)}.{quoted(name)}", Transaction(connection, schema)
+                table, transaction = f"{quoted(schema)}.{quoted(name)}", Transaction(connection, schema, place.shown)
                 if not transaction.columns(table):
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
                 yield connection, table, self._mark(transaction, schema)

@@ -37,6 +37,7 @@ _REFUSED = (
     pa.types.is_map,
     pa.types.is_list_view,
     pa.types.is_large_list_view,
+    *(getattr(pa.types, name) for name in ("is_decimal32", "is_decimal64") if hasattr(pa.types, name)),  # pyarrow 18
 )
 
 

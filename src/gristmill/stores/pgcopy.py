@@ -132,6 +132,8 @@ def _whole(values: pa.Array) -> pa.Array:
     """Decimals as whole numbers of their smallest unit: the text of others may have an exponent."""
     if not pa.types.is_decimal(values.type):
         return values
+    if values.type.bit_width < 128:
+        values = values.cast(pa.decimal128(values.type.precision, values.type.scale))
     kind = (pa.decimal256 if values.type.bit_width == 256 else pa.decimal128)(values.type.precision, 0)
     return pa.Array.from_buffers(kind, len(values), values.buffers(), offset=values.offset)
 

@@ -45,6 +45,9 @@ class Transaction:
         cursor = self._connection.execute(_placed(sql) if values else sql, values or None)
         return cursor.fetchall() if cursor.description is not None else []
 
+    def changed(self, sql: str) -> int:
+        return int(self._connection.execute(sql).rowcount)
+
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         kinds, names = self.columns(table), ", ".join(map(quoted, schema.names))
         batches = without_zero_bytes(batches, self._shown, "which Postgres does not take")

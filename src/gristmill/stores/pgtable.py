@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.stores.contract import Load
 from gristmill.stores.references import Reference
-from gristmill.stores.sql import Session, quoted
+from gristmill.stores.sql import Session, quoted, refuse_view
 
 # Whatever depends on the table or its row type, but for its own indices, defaults, constraints and toast, which the
 # staging table gets; and what `LIKE` leaves out.
@@ -164,9 +164,15 @@ def owned(session: Session, table: str) -> bool:
     return bool(session.run(sql, table)[0][0])
 
 
-def refuse_changes(session: Session, table: str, load: Load, indexed: Collection[str], shown: str) -> None:
-    """Raises BadJob for columns and indices that are to be added to a table of another role, and for a column of the
-    result whose values the table makes itself.
+def takes_index(session: Session, table: str) -> bool:
+    """Whether the role may build an index of a table, and it is none of views."""
+    sql = "SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND c.relkind <> 'v'"
+    return bool(session.run(sql, table)) and owned(session, table)
+
+
+def refuse_changes(session: Session, table: str, load: Load, lacking: Collection[str], shown: str) -> None:
+    """Raises BadJob for columns and indices that are to be added to a table of another role (`lacking` are those that
+    an index is `lacking` of), and for a column of the result whose values the table makes itself.
     """
     own = {row[0]: row[3] for row in session.run(_COLUMNS, table, table, table)}
     if made := next((name for name in load.schema.names if own.get(name) == "a"), None):
@@ -177,7 +183,7 @@ def refuse_changes(session: Session, table: str, load: Load, indexed: Collection
     if owned(session, table):
         return
     new = [f"column {name!r}" for name in load.schema.names if name not in own]
-    new += [f"an index of {name!r}" for name in load.index if name not in indexed]
+    new += [f"an index of {name!r}" for name in lacking]
     if new:
         raise BadJob(f"{shown}: {', '.join(new)} cannot be added, as another role owns the table: let that one do it")
 
@@ -188,18 +194,27 @@ def refuse_changes(session: Session, table: str, load: Load, indexed: Collection
 def refuse_kind(session: Session, table: str, load: Load, shown: str) -> None:
     """Raises BadJob for a view, whose rows are those of another table."""
     kind = session.run("SELECT relkind::text FROM pg_class WHERE oid = to_regclass(?)", table)[0][0]
-    if kind == "m" or (kind == "v" and load.mode == "replace"):
-        raise BadJob(f"{shown}: is a view, whose rows cannot be replaced: deliver to the table that they are in")
+    if kind == "m" or (kind == "v" and (load.mode == "replace" or load.index)):
+        refuse_view(shown)
 
 
-def refuse_missing(session: Session, table: str, rows: int, shown: str) -> None:
-    """Raises BadJob if a table's triggers or rules have kept rows from it."""
-    sql = (
-        "SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (EXISTS (SELECT FROM pg_rewrite r WHERE "
-        "r.ev_class = c.oid) OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND NOT g.tgisinternal))"
-    )
-    if session.run(sql, table) and (count := session.run(f"SELECT count(*) FROM {table}")[0][0]) != rows:
-        raise BadJob(
-            f"{shown}: {rows:,} rows were inserted, and the table has {count:,} then: its triggers or rules take or "
-            "add some; drop these, or deliver to a table without them"
-        )
+def meddles(session: Session, table: str, load: Load) -> bool:
+    """Whether a table's triggers or rules, or those of its partitions, may keep rows from it or add some. Not where
+    rows cannot be counted: a view may not show those that were inserted, nor may a policy, and a role that may do
+    nothing but insert does not keep others from doing so.
+    """
+    sql = """
+    SELECT 1 FROM pg_class c WHERE c.oid = to_regclass(?) AND (c.relkind <> 'v' OR ?) AND NOT row_security_active(c.oid)
+        AND has_table_privilege(c.oid, 'UPDATE, DELETE, TRUNCATE')
+        AND EXISTS (WITH RECURSIVE own(id) AS (SELECT c.oid UNION SELECT i.inhrelid FROM pg_inherits i JOIN own ON
+            own.id = i.inhparent) SELECT FROM own WHERE c.relkind = 'v'
+            OR EXISTS (SELECT FROM pg_rewrite r WHERE r.ev_class = own.id AND r.ev_type <> '1')
+            OR EXISTS (SELECT FROM pg_trigger g WHERE g.tgrelid = own.id AND NOT g.tgisinternal))
+    """
+    return bool(session.run(sql, table, load.mode == "upsert"))
+
+
+def generated(session: Session, table: str) -> list[str]:
+    """The columns of a table that are an expression of others."""
+    sql = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(?) AND attnum > 0 AND attgenerated <> ''"
+    return [row[0] for row in session.run(sql, table)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gristmill.stores.contract import Metric, Search
+from gristmill.stores.contract import STAGED, Metric, Search
 from gristmill.stores.sql import Session
 
 OPERATORS: dict[Metric, str] = {"cosine": "vector_cosine_ops", "l2": "vector_l2_ops", "ip": "vector_ip_ops"}
@@ -13,15 +13,17 @@ EF = (100, 1000)  # candidates that HNSW looks at: at least, where pgvector's de
 
 
 def indexed_by(session: Session, table: str, column: str) -> Metric | None:
-    """The metric of an index of a column; None if there is no such index."""
+    """The metric of an index of a column: of several that of the latest of ours, if there is one; None if there is no
+    such index.
+    """
     found = session.run(
         "SELECT o.opcname FROM pg_index x JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = x.indkey[0] "
-        "JOIN pg_opclass o ON o.oid = x.indclass[0] "
-        "WHERE x.indrelid = to_regclass(?) AND a.attname = ? AND x.indisvalid",
-        *(table, column),
+        "JOIN pg_opclass o ON o.oid = x.indclass[0] JOIN pg_class i ON i.oid = x.indexrelid "
+        "WHERE x.indrelid = to_regclass(?) AND a.attname = ? AND x.indisvalid ORDER BY i.relname ~ ? DESC, i.oid DESC",
+        *(table, column, f"^{STAGED}"),
     )
-    names = {row[0] for row in found}
-    return next((metric for metric, ops in OPERATORS.items() if ops in names), None)
+    metrics = {operators: metric for metric, operators in OPERATORS.items()}
+    return next((metrics[row[0]] for row in found if row[0] in metrics), None)
 
 
 def nearest(

@@ -6,7 +6,9 @@ on the target, its rows are replaced instead.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +19,11 @@ from gristmill.arrow.schemas import plain, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
 from gristmill.stores import pgtable, pgvector, references
-from gristmill.stores.contract import Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
-from gristmill.stores.sql import MARKS, PARTS, Session, Tables, created, extended, merged, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, merged, moved, quoted
+from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import metric_of
 
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
@@ -83,16 +86,43 @@ def _lasting(error: Any) -> bool:
     return isinstance(error, (psycopg.DataError, psycopg.NotSupportedError, *lasting))
 
 
+# Of a table's indices: name, columns, and what an Index tells.
+_INDICES = """
+SELECT i.relname,
+    (SELECT string_agg(a.attname, ',' ORDER BY k.n) FROM unnest(x.indkey) WITH ORDINALITY k(at, n)
+        JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.at),
+    (SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c
+        WHERE c.conindid = i.oid AND c.contype IN ('p', 'u', 'x') AND c.conrelid = x.indrelid),
+    CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END,
+    substr(pg_get_indexdef(i.oid), 1 + length(format('CREATE %sINDEX %I ON %s%I.%I',
+        CASE WHEN x.indisunique THEN 'UNIQUE ' END, i.relname, CASE WHEN i.relkind = 'I' THEN 'ONLY ' END,
+        n.nspname, t.relname))),
+    m.amname, o.opcname, o.opcdefault
+FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
+    JOIN pg_namespace n ON n.oid = t.relnamespace JOIN pg_am m ON m.oid = i.relam
+    JOIN pg_opclass o ON o.oid = x.indclass[0]
+WHERE x.indrelid = to_regclass(?) ORDER BY i.relname
+"""
+
+
 @dataclass(frozen=True)
 class Index:
-    """An index: its columns, the constraint that it serves, whether it is `UNIQUE`, and what follows the table's name
-    in its definition.
+    """An index: its columns, the constraint that it serves, whether it is `UNIQUE`, what follows the table's name in
+    its definition, its method, and the operators of its first column, with whether those are its method's own.
     """
 
     columns: str
     constraint: str | None
     unique: str
     using: str
+    method: str
+    operators: str
+    usual: bool
+
+    def serves(self, column: str, method: str, operators: str) -> bool:
+        """Whether it is what is asked for a column."""
+        same = self.columns == column and self.method == method
+        return same and (self.operators == operators or (not operators and self.usual))
 
 
 class Server:
@@ -129,8 +159,9 @@ class Server:
             self.close()  # in whatever state it is
             raise
 
-    def alone(self, session: Session) -> None:
-        session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 7))", f"gristmill {self.target()}")
+    def alone(self, session: Session, *, ours: bool = False) -> None:
+        what = self.table(MARKS) if ours else self.target()
+        session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 7))", f"gristmill {what}")
 
     def table(self, name: str) -> str:
         return f"{quoted(self._schema)}.{quoted(name)}"
@@ -163,6 +194,20 @@ class Server:
     def binary(self, kind: str) -> str:
         return ' COLLATE "C"' if base(kind) in ("text", "character varying") else ""
 
+    def generated(self, session: Session) -> Collection[str]:
+        return pgtable.generated(session, self.target())
+
+    def meddles(self, session: Session, load: Load) -> bool:
+        found = pgtable.meddles(session, self.target(), load)
+        if found:
+            session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
+            session.run(f"LOCK TABLE {self.target()} IN SHARE ROW EXCLUSIVE MODE")
+        return found
+
+    def settled(self, session: Session) -> None:
+        """Checks of constraints that are put off; an index is made of a table with none to come."""
+        session.run("SET CONSTRAINTS ALL IMMEDIATE")
+
     def fits(self, session: Session, load: Load) -> None:
         """What is missing, or hangs on the table, and would keep rows from it at the end."""
         shown, target = self._place.shown, self.target()
@@ -182,7 +227,7 @@ class Server:
         elif load.whole:
             rights.append("DELETE")
         pgtable.refuse_rights(session, target, rights, shown)
-        pgtable.refuse_changes(session, target, load, self._indexed_by(session, self._table), shown)
+        pgtable.refuse_changes(session, target, load, self._lacking(session, load, self._table), shown)
 
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         """A copy of the target without rows and indices, for one that takes its place; else one that is gone after."""
@@ -207,7 +252,7 @@ class Server:
             self._index(session, load, load.stage)
         elif self._takes_its_place(session, load):
             there = self._indices(session, load.stage)
-            for number, index in enumerate(self._indices(session, self._table).values()):
+            for number, index in enumerate(self._kept(session, load).values()):
                 name = f"{load.stage}_{number}"
                 if name in there:
                     continue
@@ -233,7 +278,7 @@ class Server:
             return
         alone = not pgtable.hangs(session, target)
         session.run(f"LOCK TABLE {target} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
-        names = list(self._indices(session, self._table))
+        names = list(self._kept(session, load))
         if not alone or not self._takes_its_place(session, load) or not self._indices_built(session, load):
             self._in_place(session, load)
             return
@@ -251,7 +296,7 @@ class Server:
     def _indices_built(self, session: Session, load: Load) -> bool:
         """Whether the staging table has the indices that the target has now."""
         staged = self._indices(session, load.stage)
-        wanted = enumerate(self._indices(session, self._table).values())
+        wanted = enumerate(self._kept(session, load).values())
         return all(staged.get(f"{load.stage}_{number}") == index for number, index in wanted)
 
     def _in_place(self, session: Session, load: Load) -> None:
@@ -262,12 +307,11 @@ class Server:
             references.refuse_unkeyed(found, load, shown)
             references.refuse_referenced(session, self, found, load, shown)
             extended(session, target, stage, load.schema.names)
-            merged(session, self, stage, load, delete=True)
+            merged(session, self, stage, load, shown, delete=True)
             session.run(f"DROP TABLE {stage}")
         else:
-            moved(session, target, stage, load.schema.names, truncate=pgtable.keeps_rows(session, target))
-        session.run("SET CONSTRAINTS ALL IMMEDIATE")  # an index is made of a table with no checks to come
-        pgtable.refuse_missing(session, target, load.mark.rows, shown)
+            emptied = (f"TRUNCATE {target}",) * pgtable.keeps_rows(session, target)
+            moved(session, self, stage, load, shown, emptied=emptied)
         self.indexed(session, load)
 
     def _dress(self, session: Session, stage: str) -> None:
@@ -287,44 +331,56 @@ class Server:
 
     def _indices(self, session: Session, table: str) -> dict[str, Index]:
         """The indices of a table by name."""
-        rows = session.run(
-            "SELECT i.relname, (SELECT string_agg(a.attname, ',' ORDER BY k.n) FROM unnest(x.indkey) WITH ORDINALITY "
-            "k(at, n) JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.at), "
-            "(SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c WHERE c.conindid = i.oid AND c.contype IN "
-            "('p', 'u', 'x') AND c.conrelid = x.indrelid), pg_get_indexdef(i.oid) FROM pg_index x JOIN pg_class i ON "
-            "i.oid = x.indexrelid WHERE x.indrelid = to_regclass(?) ORDER BY i.relname",
-            self.table(table),
-        )
-        return {
-            name: Index(
-                columns or "",
-                constraint,
-                "UNIQUE " if made.startswith("CREATE UNIQUE") else "",
-                made[made.index(" USING ") :],
-            )
-            for name, columns, constraint, made in rows
-        }
+        rows = session.run(_INDICES, self.table(table))
+        return {name: Index(columns or "", *about) for name, columns, *about in rows}
 
-    def _indexed_by(self, session: Session, table: str) -> set[str]:
-        return {index.columns for index in self._indices(session, table).values()}
+    def _lacking(self, session: Session, load: Load, table: str) -> dict[str, tuple[str, str]]:
+        """Of the indices asked for those that a table does not have."""
+        there = self._indices(session, table).values()
+        return {c: how for c, how in _asked(load).items() if not any(index.serves(c, *how) for index in there)}
+
+    def _kept(self, session: Session, load: Load) -> dict[str, Index]:
+        """The target's indices but for those of ours of which another kind is asked for now."""
+        asked, kept = _asked(load), {}
+        for name, index in self._indices(session, self._table).items():
+            how = asked.get(index.columns) if re.match(STAGED, name) and not index.constraint else None
+            if how is None or index.serves(index.columns, *how):
+                kept[name] = index
+        return kept
 
     def indexed(self, session: Session, load: Load) -> None:
+        if gone := self._indices(session, self._table).keys() - self._kept(session, load).keys():
+            session.run(f"DROP INDEX {', '.join(map(self.table, sorted(gone)))}")
         self._index(session, load, self._table)
 
     def _index(self, session: Session, load: Load, table: str) -> None:
-        """One for the key, by which rows are looked up and upserted, and those asked for, unless there are such."""
-        columns = self._indexed_by(session, table)
-        if load.key and ",".join(load.key) not in columns and pgtable.owned(session, self.table(table)):
-            session.run(f"CREATE INDEX ON {self.table(table)} ({', '.join(map(quoted, load.key))})")
-        for column, how in load.index.items():
-            if column not in columns:
-                kind, operators = _method(how, load.schema.field(column).type)
-                session.run(f"CREATE INDEX ON {self.table(table)} USING {kind} ({quoted(column)}{operators})")
+        """One for the key, by which rows are looked up and upserted, and those asked for, unless there are such. Their
+        names tell that they are ours: they begin with that of a staging place.
+        """
+        at, columns = self.table(table), {index.columns for index in self._indices(session, table).values()}
+        if load.key and ",".join(load.key) not in columns and pgtable.takes_index(session, at):
+            listed = ", ".join(map(quoted, load.key))
+            session.run(f"CREATE INDEX {self._free(session, f'{load.stage}_key')} ON {at} ({listed})")
+        for column, (method, operators) in self._lacking(session, load, table).items():
+            name = self._free(session, f"{load.stage}_of_{list(load.index).index(column)}")
+            operators = f" {operators}" if operators else ""
+            session.run(f"CREATE INDEX {name} ON {at} USING {method} ({quoted(column)}{operators})")
+
+    def _free(self, session: Session, name: str) -> str:
+        """A name, in SQL, that nothing has there: that of an index goes with its table when somebody renames that."""
+        taken = "SELECT 1 WHERE to_regclass(?) IS NOT NULL"
+        names = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
+        return quoted(next(one for one in names if not session.run(taken, self.table(one))))
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _asked(load: Load) -> dict[str, tuple[str, str]]:
+    """The indices that are asked for: method and operators, by column."""
+    return {column: _method(how, load.schema.field(column).type) for column, how in load.index.items()}
 
 
 def _method(how: Any, kind: pa.DataType) -> tuple[str, str]:
@@ -336,7 +392,7 @@ def _method(how: Any, kind: pa.DataType) -> tuple[str, str]:
         ops = pgvector.OPERATORS[metric_of(about.get("metric", "cosine"), "index")]
     if not (method.isidentifier() and (not ops or str(ops).isidentifier())):
         raise BadJob(f"index {how!r}: give a method of Postgres, such as btree or hnsw")
-    return method, f" {ops}" if ops else ""
+    return method, str(ops)
 
 
 def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.casts import entries
 from gristmill.arrow.schemas import is_string, plain
 from gristmill.errors import BadJob
 from gristmill.stores.vectors import matrix_of
@@ -55,6 +56,47 @@ def without_zero_bytes(batches: Iterable[pa.RecordBatch], shown: str, why: str) 
                 what = f"{shown}: column {name!r} has a text with a zero byte, {why}"
                 refuse(batch, pc.match_substring(column, "\0"), what, "replace it in a step", [name])
         yield batch
+
+
+def without_repeats(batches: Iterable[pa.RecordBatch], shown: str, why: str) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises BadJob for a map in which a key stands twice, at whatever depth."""
+    for batch in batches:
+        with_maps = batch.select([field.name for field in batch.schema if _has_maps(field.type)])
+        for name, column in _columns(with_maps):
+            wrong = np.zeros(batch.num_rows, bool)
+            wrong[_repeated(column, np.arange(batch.num_rows))] = True
+            what = f"{shown}: column {name!r} has a map in which a key stands twice, {why}"
+            refuse(batch, wrong, what, "let the last one win in a step, or make it a list of structs", [name])
+        yield batch
+
+
+def _has_maps(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _has_maps(kind.storage_type)
+    return pa.types.is_map(kind) or any(_has_maps(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def _repeated(values: pa.Array, rows: np.ndarray) -> np.ndarray:
+    """The rows, of which `rows` has one for each value, that have a map with a key twice. Keys that are nested
+    themselves are not compared.
+    """
+    kind, t = values.type, pa.types
+    if isinstance(values, pa.ExtensionArray):
+        return _repeated(values.storage, rows)
+    if not _has_maps(kind):
+        return rows[:0]
+    if t.is_struct(kind):
+        return np.concatenate([_repeated(one, rows) for one in values.flatten()])
+    lists = entries(values) if t.is_map(kind) else values.cast(pa.list_(kind.value_type))
+    of, inner = pc.list_parent_indices(lists), lists.flatten()
+    if not t.is_map(kind):
+        return _repeated(inner, rows[of])
+    keys, items = inner.flatten()
+    found = [_repeated(items, rows[of])]
+    if not t.is_nested(keys.type):
+        numbers = pa.table({"of": of, "key": keys}).group_by(["of", "key"]).aggregate([([], "count_all")])
+        found.append(rows[numbers.filter(pc.greater(numbers["count_all"], 1))["of"]])
+    return np.concatenate(found)
 
 
 def refuse_longer(batch: pa.RecordBatch, keys: pa.Array, key: Sequence[str], longest: int, shown: str) -> None:

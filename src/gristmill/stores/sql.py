@@ -1,31 +1,23 @@
-"""Stores that are tables of a database: one way to stage, publish and look up, over what databases differ in.
-
-Beside the table stand three of ours: `gristmill_marks`, `gristmill_parts`, which has the receipts of parts, and a
-staging table for each generation that is being loaded. A part and its receipt are one transaction, and so are the
-switch and the mark.
+"""Databases as the stores that are tables need them: what they differ in, and how rows get from one table into another.
+A target that does not take what it is given is noticed within the transaction, which then changes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, did_you_mean
-from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, refuse_ours, same_but_for_capitals
-from gristmill.stores.packing import alike, told
+from gristmill.errors import BadJob
+from gristmill.stores.contract import Load, Mark, Place, refuse_ours
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 MARKS, PARTS = "gristmill_marks", "gristmill_parts"
 ROWS = "gristmill_rows"  # a view, of what is loaded or looked up
-_OURS = {
-    MARKS: "(target TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (target, sink))",
-    PARTS: "(stage TEXT NOT NULL, part TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (stage, part))",
-}
 
 
 class Session(Protocol):
@@ -33,6 +25,10 @@ class Session(Protocol):
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         """Run a statement with `?` for each value; its rows."""
+        ...
+
+    def changed(self, sql: str) -> int:
+        """Run a statement; how many rows it has inserted, updated or deleted, as the database counts them."""
         ...
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
@@ -53,6 +49,9 @@ class Nothing:
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return []
+
+    def changed(self, sql: str) -> int:
+        raise NotImplementedError  # who only looks changes nothing
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         raise NotImplementedError  # who only looks adds nothing
@@ -75,8 +74,10 @@ class Database(Protocol):
         """A transaction, committed at the end and rolled back on an error. Raises StoreUnavailable."""
         ...
 
-    def alone(self, session: Session) -> None:
-        """Let no other deliverer to the target go on before this transaction has ended."""
+    def alone(self, session: Session, *, ours: bool = False) -> None:
+        """Let no other deliverer to the target go on before this transaction has ended; with `ours` none that makes the
+        tables of ours beside it.
+        """
         ...
 
     def table(self, name: str) -> str:
@@ -109,6 +110,20 @@ class Database(Protocol):
         """
         ...
 
+    def generated(self, session: Session) -> Collection[str]:
+        """The columns of the target whose values are an expression of others: nothing is inserted there."""
+        ...
+
+    def meddles(self, session: Session, load: Load) -> bool:
+        """Whether the target may take other rows than it is given: by triggers, rules, or what a constraint does about
+        a conflict. Then nobody else changes its rows before this transaction has ended, so that they can be counted.
+        """
+        ...
+
+    def settled(self, session: Session) -> None:
+        """Let what is to happen at the end of this transaction happen now."""
+        ...
+
     def fits(self, session: Session, load: Load) -> None:
         """Before anything is scored: raises BadJob for what would keep these rows from the target later, such as rights
         that are missing, or what hangs on it. Changes nothing.
@@ -136,7 +151,9 @@ class Database(Protocol):
         ...
 
     def indexed(self, session: Session, load: Load) -> None:
-        """Build those of `load.index` that the target does not have."""
+        """Build those of `load.index` that the target does not have; one of ours of the same column, but of another
+        kind, goes.
+        """
         ...
 
     def close(self) -> None: ...
@@ -159,182 +176,17 @@ def folded(name: str) -> str:
     return name.encode().lower().decode()
 
 
-class Tables:
-    """A table of a database, as a store."""
-
-    def __init__(self, place: Place, database: Database) -> None:
-        self._place = place
-        self._db = database
-
-    # ------------------------------------------------ before
-
-    def check(self, load: Load) -> None:
-        with self._db.session(write=False) as session:
-            self._db.fits(session, load)
-            self._columns(session, load)
-            self._beside(session, load)
-
-    def _beside(self, session: Session, load: Load) -> None:
-        """Raises BadJob for columns in which rows of others are as well, which were delivered as another type: where a
-        column does not tell its values' type, all are read as those that were delivered last.
-        """
-        marks, there = self._db.table(MARKS), session.columns(self._db.target())
-        if load.whole or not there or not session.columns(marks):
-            return
-        for mark in _marks(session, marks, self._db.marked(), self._place.shown):
-            known = decode_schema(mark.schema)
-            for field in load.schema:
-                if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
-                    continue
-                if not alike(kind := known.field(field.name).type, field.type):
-                    raise BadJob(
-                        f"{self._place.shown}: column {field.name!r} has values of {kind} there, and of {field.type} "
-                        "in the result, and nothing would tell them apart: cast the values in a step, or deliver to "
-                        "another table"
-                    )
-
-    def _columns(self, session: Session, load: Load) -> dict[str, str]:
-        """The columns of the staging table with their types: those of the target, and new ones. Raises BadJob."""
-        there, shown = session.columns(self._db.target()), self._place.shown
-        columns = dict(there)
-        for field in load.schema:
-            if field.name not in there:
-                if there and not load.evolve:
-                    raise BadJob(
-                        f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}"
-                        f": it has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the "
-                        "delivery add it (evolve=True)"
-                    )
-                columns[field.name] = self._db.kind(field)
-            elif not self._db.holds(field, there[field.name]):
-                raise BadJob(
-                    f"{shown}: column {field.name!r} is {there[field.name]}, which does not hold the result's "
-                    f"{field.type} without loss: change the column's type there, or cast the values in a step"
-                )
-        if self._db.folds and (why := same_but_for_capitals(columns, self._db.folds, folded)) is not None:
-            raise BadJob(f"{shown}: {why}")
-        return columns
-
-    # ------------------------------------------------ staging
-
-    def live(self, sink: str) -> Mark | None:
-        with self._db.session(write=False) as session:
-            return self._live(session, sink)
-
-    def _live(self, session: Session, sink: str) -> Mark | None:
-        marks = self._db.table(MARKS)
-        if not session.columns(marks):
-            return None
-        rows = session.run(f"SELECT body FROM {marks} WHERE target = ? AND sink = ?", self._db.marked(), sink)
-        if not rows or not session.columns(self._db.target()):
-            return None
-        return Mark.load(rows[0][0].encode(), self._place.shown)
-
-    def staged(self, load: Load) -> Mapping[str, int]:
-        parts, stage = self._db.table(PARTS), self._db.table(load.stage)
-        with self._db.session(write=False) as session:
-            if not session.columns(parts) or not session.columns(stage):
-                return {}
-            return {
-                row[0]: int(row[1]) for row in session.run(f"SELECT part, n FROM {parts} WHERE stage = ?", load.stage)
-            }
-
-    def stage(self, load: Load, parts: Sequence[Part]) -> None:
-        receipts, stage = self._db.table(PARTS), self._db.table(load.stage)
-        with self._db.session(write=True) as session:
-            self._db.alone(session)
-            self._begin(session, load)
-            there = {row[0] for row in session.run(f"SELECT part FROM {receipts} WHERE stage = ?", load.stage)}
-            new = [part for part in parts if part.id not in there]
-            for part in new:
-                session.run(f"INSERT INTO {receipts} VALUES (?, ?, ?)", load.stage, part.id, part.rows)
-            if new:
-                session.insert(stage, load.schema, (batch for part in new for batch in part.batches()))
-
-    def _begin(self, session: Session, load: Load) -> None:
-        """Make our tables, and the staging table of this generation."""
-        parts, stage = self._db.table(PARTS), self._db.table(load.stage)
-        for name, columns in _OURS.items():
-            if not session.columns(self._db.table(name)):
-                session.run(f"CREATE TABLE IF NOT EXISTS {self._db.table(name)} {columns}")
-        if not session.columns(stage):
-            session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)  # of a table that somebody dropped
-            self._db.staging(session, load, self._columns(session, load))
-
-    def count(self, load: Load | None) -> int:
-        table = self._db.target() if load is None else self._db.table(load.stage)
-        with self._db.session(write=False) as session:
-            return int(session.run(f"SELECT count(*) FROM {table}")[0][0]) if session.columns(table) else 0
-
-    # ------------------------------------------------ the atomic step
-
-    def publish(self, load: Load) -> None:
-        with self._db.session(write=True) as session:
-            self._db.alone(session)
-            if self._is_there(session, load):
-                return
-            self._begin(session, load)
-            if load.mode == "replace":
-                self._db.ready(session, load)
-            elif load.mode == "upsert":
-                self._db.matching(session, load)
-        with self._db.session(write=True) as session:
-            self._db.alone(session)
-            if not self._is_there(session, load):
-                parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
-                refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
-                self._columns(session, load)  # of a target that others may have changed
-                self._apply(session, load)
-                self._note(session, load)
-
-    def _is_there(self, session: Session, load: Load) -> bool:
-        return is_there(self._live(session, load.mark.sink), load, self._place.shown)
-
-    def _apply(self, session: Session, load: Load) -> None:
-        target, stage = self._db.target(), self._db.table(load.stage)
-        if load.mode == "replace":
-            self._db.switch(session, load)
-            return
-        names, columns = load.schema.names, session.columns(stage)
-        if not session.columns(target):
-            created(session, target, columns)
-        extended(session, target, stage, names)
-        if load.mode == "append":
-            listed = ", ".join(map(quoted, names))
-            session.run(f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {stage}")
-        else:
-            merged(session, self._db, stage, load, delete=load.delete)
-        session.run(f"DROP TABLE {stage}")
-        self._db.indexed(session, load)
-
-    def _note(self, session: Session, load: Load) -> None:
-        marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
-        known = _marks(session, marks, target, self._place.shown)
-        mark = replace(told(load, known), turn=1 + max((m.turn for m in known), default=0))
-        if load.whole:
-            session.run(f"DELETE FROM {marks} WHERE target = ?", target)
-        else:
-            session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
-        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, mark.sink, mark.dump().decode())
-        session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
-
-    def drop(self, load: Load, *, this: bool = False) -> None:
-        with self._db.session(write=True) as session:
-            kept = None if this else self._db.table(load.stage)
-            for table in session.tables(load.places):
-                if table != kept:
-                    session.run(f"DROP TABLE IF EXISTS {table}")
-            if session.columns(self._db.table(PARTS)):
-                sql = f"DELETE FROM {self._db.table(PARTS)} WHERE stage LIKE ?"
-                session.run(
-                    sql if this else f"{sql} AND stage <> ?", f"{load.places}%", *(() if this else (load.stage,))
-                )
-
-    def close(self) -> None:
-        self._db.close()
+def refuse_view(shown: str) -> None:
+    """Raises BadJob for a view, whose rows are those of other tables."""
+    raise BadJob(f"{shown}: is a view, whose rows cannot be replaced: deliver to the table that they are in")
 
 
-def _marks(session: Session, table: str, target: str, shown: str) -> list[Mark]:
+def told_apart(name: str, table: str, columns: Sequence[str]) -> str:
+    """The name of an index of ours, where another table's has that name."""
+    return f"{name}_{hashlib.sha256(chr(0).join((table, *columns)).encode()).hexdigest()[:8]}"
+
+
+def marks_in(session: Session, table: str, target: str, shown: str) -> list[Mark]:
     """The marks of all sinks whose rows are in the target."""
     rows = session.run(f"SELECT body FROM {table} WHERE target = ?", target)
     return [Mark.load(row[0].encode(), shown) for row in rows]
@@ -342,7 +194,7 @@ def _marks(session: Session, table: str, target: str, shown: str) -> list[Mark]:
 
 def latest(session: Session, table: str, target: str, shown: str) -> Mark | None:
     """The mark of what was delivered last to the target, in the `table` of marks; None if there is none."""
-    found = _marks(session, table, target, shown) if session.columns(table) else []
+    found = marks_in(session, table, target, shown) if session.columns(table) else []
     return max(found, key=lambda mark: (mark.turn, mark.at), default=None)
 
 
@@ -369,15 +221,53 @@ def extended(session: Session, target: str, stage: str, columns: Sequence[str]) 
             session.run(f"ALTER TABLE {target} ADD COLUMN {quoted(name)} {kind}")
 
 
-def moved(session: Session, target: str, stage: str, columns: Sequence[str], *, truncate: bool = False) -> None:
-    """Put the staged rows in the place of the target's, one transaction: all that hangs on the target stays, and
-    columns that the result does not have get their defaults.
-    """
-    extended(session, target, stage, columns)
+def counted(session: Session, table: str, where: str = "") -> int:
+    """How many rows a table has."""
+    return int(session.run(f"SELECT count(*) FROM {table}{where}")[0][0])
+
+
+def refuse_others(wanted: int, found: int, shown: str, what: str = "there") -> None:
+    """Raises BadJob if the target has not taken what it was given."""
+    if found != wanted:
+        raise BadJob(
+            f"{shown}: {wanted:,} rows were to be {what}, and {found:,} are: triggers or rules of the table, or what a "
+            "constraint of it does about a conflict (ON CONFLICT IGNORE), take or add some: drop these, or deliver to "
+            "a table without them"
+        )
+
+
+def _inserted(session: Session, target: str, stage: str, columns: Sequence[str], where: str = "") -> int:
     names = ", ".join(map(quoted, columns))
-    session.run(f"TRUNCATE {target}" if truncate else f"DELETE FROM {target}")
-    session.run(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage}")
+    return session.changed(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage} AS s{where}")
+
+
+def appended(session: Session, database: Database, stage: str, load: Load, shown: str) -> None:
+    """Put the staged rows beside those of the target. Raises BadJob if it does not take all of them."""
+    target, meddles = database.target(), database.meddles(session, load)
+    before = counted(session, target) if meddles else 0
+    taken = _inserted(session, target, stage, load.schema.names)
+    database.settled(session)
+    if meddles:  # what the database counts leaves out what triggers do, such as to bring a row to its partition
+        taken = counted(session, target) - before
+    refuse_others(load.mark.rows, taken, shown)
+
+
+def moved(
+    session: Session, database: Database, stage: str, load: Load, shown: str, *, emptied: Sequence[str] = ()
+) -> None:
+    """Put the staged rows in the place of the target's, one transaction: all that hangs on the target stays, and
+    columns that the result does not have get their defaults. `emptied` are the statements that remove its rows. Raises
+    BadJob if it does not take all of them.
+    """
+    target, columns = database.target(), load.schema.names
+    extended(session, target, stage, columns)
+    meddles = database.meddles(session, load)
+    for sql in emptied or (f"DELETE FROM {target}",):
+        session.run(sql)
+    taken = _inserted(session, target, stage, columns)
     session.run(f"DROP TABLE {stage}")
+    database.settled(session)
+    refuse_others(load.mark.rows, counted(session, target) if meddles else taken, shown)
 
 
 def same_key(session: Session, database: Database, load: Load, row: str = "t") -> str:
@@ -391,16 +281,41 @@ def same_key(session: Session, database: Database, load: Load, row: str = "t") -
     return " AND ".join(told)
 
 
-def merged(session: Session, database: Database, stage: str, load: Load, *, delete: bool) -> None:
-    """Put the staged rows among those of the target by their key; with `delete` rows of other keys go."""
+def merged(session: Session, database: Database, stage: str, load: Load, shown: str, *, delete: bool) -> None:
+    """Put the staged rows among those of the target by their key; with `delete` rows of other keys go. Raises BadJob if
+    it does not take all of them.
+    """
     target, names, same = database.target(), load.schema.names, same_key(session, database, load)
+    other = f" AS t WHERE NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {same})"
+    new = f" WHERE NOT EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
+    meddles = database.meddles(session, load)
+    before = _Counts.of(session, target, stage, other, new) if meddles else None
     if delete:
-        session.run(f"DELETE FROM {target} AS t WHERE NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {same})")
+        session.run(f"DELETE FROM {target}{other}")
+    updated = None
     if values := [n for n in names if n not in load.key]:
         sets = ", ".join(f"{quoted(n)} = s.{quoted(n)}" for n in values)
-        session.run(f"UPDATE {target} AS t SET {sets} FROM {stage} AS s WHERE {same}")
-    listed = ", ".join(map(quoted, names))
-    session.run(
-        f"INSERT INTO {target} ({listed}) SELECT {listed} FROM {stage} AS s "
-        f"WHERE NOT EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
-    )
+        updated = session.changed(f"UPDATE {target} AS t SET {sets} FROM {stage} AS s WHERE {same}")
+    _inserted(session, target, stage, names, new)
+    database.settled(session)
+    if before is not None:
+        after = _Counts.of(session, target, stage, other, new)
+        if updated is not None:
+            refuse_others(before.own, updated, shown, "updated")
+        refuse_others(before.own + before.new, after.own, shown)
+        refuse_others(load.mark.rows, load.mark.rows - after.new, shown)
+        refuse_others(0 if delete else before.other, after.other, shown, "there of others")
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Rows of the target whose keys are staged, and others; staged rows whose keys are not there."""
+
+    own: int
+    other: int
+    new: int
+
+    @classmethod
+    def of(cls, session: Session, target: str, stage: str, other: str, new: str) -> _Counts:
+        beside = counted(session, target, other)
+        return cls(counted(session, target) - beside, beside, counted(session, stage, f" AS s{new}"))

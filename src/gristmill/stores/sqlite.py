@@ -10,7 +10,7 @@ import dataclasses
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,14 +46,16 @@ from gristmill.stores.sql import (
     PARTS,
     Nothing,
     Session,
-    Tables,
     as_staged,
     created,
     folded,
     latest,
     moved,
     quoted,
+    refuse_view,
+    told_apart,
 )
+from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
@@ -62,6 +64,9 @@ CACHE = 64 << 20  # bytes of pages that a writer keeps: with SQLite's own 2 MB, 
 APPLICATION = 0x67_72_69_73  # what such a file says of who made it
 BINARY = " COLLATE BINARY"  # values are compared as they are
 OURS = "gm_"  # what the names of our indices begin with
+_NAME = "name = ? COLLATE NOCASE"
+_NAMED = f"type IN ('table', 'view') AND {_NAME}"
+_GENERATED = (2, 3)  # what `table_xinfo` says of such columns: virtual, stored
 
 
 class SQLite:
@@ -128,7 +133,7 @@ class File:
                 raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
             raise
 
-    def alone(self, session: Session) -> None:
+    def alone(self, session: Session, *, ours: bool = False) -> None:
         """A file has one writer at a time."""
 
     def table(self, name: str) -> str:
@@ -159,8 +164,29 @@ class File:
     def binary(self, kind: str) -> str:
         return BINARY
 
+    def generated(self, session: Session) -> Collection[str]:
+        rows = session.run(f"PRAGMA table_xinfo({self.target()})")
+        return [row[1] for row in rows if row[6] in _GENERATED]
+
+    def meddles(self, session: Session, load: Load) -> bool:
+        own = session.run(f"SELECT sql FROM sqlite_master WHERE {_NAMED}", self._place.name)
+        return bool(self._triggers(session)) or any("CONFLICT" in sql.upper() for (sql,) in own)
+
+    def settled(self, session: Session) -> None:
+        """Nothing is put off, as foreign keys are not enforced."""
+
+    def _triggers(self, session: Session) -> list[tuple[Any, ...]]:
+        """The target's triggers: name and SQL."""
+        sql = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE"
+        return session.run(f"{sql} ORDER BY rowid", self._place.name)
+
     def fits(self, session: Session, load: Load) -> None:
-        """Nothing more: whoever may write the file may write the table, and foreign keys are not enforced."""
+        """Whoever may write the file may write the table, and foreign keys are not enforced. A view takes rows by its
+        triggers alone.
+        """
+        kinds = session.run(f"SELECT 1 FROM sqlite_master WHERE type = 'view' AND {_NAME}", self._place.name)
+        if kinds and (load.mode != "append" or load.key or load.index or not self._triggers(session)):
+            refuse_view(self._place.shown)
 
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
@@ -171,7 +197,7 @@ class File:
 
     def matching(self, session: Session, load: Load) -> None:
         """The table that is looked through has an index of the key: SQLite makes none by itself for NOT EXISTS."""
-        if load.delete:
+        if load.delete or self.meddles(session, load):  # then rows of others are counted
             self._indices(session, load, load.stage, load.stage)
         if session.columns(self.target()):
             self.indexed(session, load)
@@ -183,7 +209,10 @@ class File:
         stage, target = self.table(load.stage), self.target()
         there = session.columns(target)
         if there and (self._bound(session) or not as_staged(session, target, stage, load.schema.names)):
-            moved(session, target, stage, load.schema.names)
+            triggers = self._triggers(session)  # what they do when rows go is not done: the rows do not go
+            emptied = [f"DROP TRIGGER {quoted(name)}" for name, _ in triggers]
+            emptied += [f"DELETE FROM {target}", *(sql for _, sql in triggers)]
+            moved(session, self, stage, load, self._place.shown, emptied=emptied)
         else:
             session.run(f"DROP TABLE IF EXISTS {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {target}")
@@ -191,8 +220,7 @@ class File:
 
     def _bound(self, session: Session) -> bool:
         """Whether the target has more than columns, and than indices of ours."""
-        named = "type = 'table' AND name = ? COLLATE NOCASE"
-        own = session.run(f"SELECT sql FROM sqlite_master WHERE {named}", self._place.name)[0][0]
+        own = session.run(f"SELECT sql FROM sqlite_master WHERE {_NAMED}", self._place.name)[0][0]
         plainly = ", ".join(f"{quoted(n)} {k}" for n, k in session.columns(self.target()).items())
         if own.partition("(")[2] != f"{plainly})":
             return True
@@ -207,8 +235,10 @@ class File:
         """One for the key, by which rows are looked up and upserted, and those asked for, unless there are such."""
         for columns in ([load.key] if load.key else []) + [(column,) for column in load.index]:
             if columns not in self._indexed_by(session, table):
-                name, listed = quoted(f"{prefix}_{'_'.join(columns)}"), ", ".join(map(quoted, columns))
-                session.run(f"CREATE INDEX IF NOT EXISTS {name} ON {quoted(table)} ({listed})")
+                name, listed = f"{prefix}_{'_'.join(columns)}", ", ".join(map(quoted, columns))
+                if session.run(f"SELECT 1 FROM sqlite_master WHERE {_NAME}", name):
+                    name = told_apart(name, table, columns)
+                session.run(f"CREATE INDEX {quoted(name)} ON {quoted(table)} ({listed})")
 
     def _indexed_by(self, session: Session, table: str) -> list[tuple[str, ...]]:
         names = [row[1] for row in session.run(f"PRAGMA index_list({quoted(table)})")]
@@ -230,6 +260,9 @@ class Transaction:
 
     def run(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._connection.execute(sql, values).fetchall()
+
+    def changed(self, sql: str) -> int:
+        return self._connection.execute(sql).rowcount
 
     def many(self, sql: str, at_once: int) -> Iterator[list[tuple[Any, ...]]]:
         """The rows of a query, some at a time."""

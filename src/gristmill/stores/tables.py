@@ -1,0 +1,214 @@
+"""A table of a database, as a store.
+
+Beside the table stand three of ours: `gristmill_marks`, `gristmill_parts`, which has the receipts of parts, and a
+staging table for each generation that is being loaded. A part and its receipt are one transaction, and so are the
+switch and the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from gristmill.commit.generation import decode_schema
+from gristmill.errors import BadJob, did_you_mean
+from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
+from gristmill.stores.packing import alike, told
+from gristmill.stores.sql import (
+    MARKS,
+    PARTS,
+    Database,
+    Session,
+    appended,
+    created,
+    extended,
+    folded,
+    marks_in,
+    merged,
+)
+
+_OURS = {
+    MARKS: "(target TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (target, sink))",
+    PARTS: "(stage TEXT NOT NULL, part TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (stage, part))",
+}
+
+
+class Tables:
+    """A table of a database, as a store."""
+
+    def __init__(self, place: Place, database: Database) -> None:
+        self._place = place
+        self._db = database
+
+    # ------------------------------------------------ before
+
+    def check(self, load: Load) -> None:
+        with self._db.session(write=False) as session:
+            self._db.fits(session, load)
+            self._columns(session, load)
+            self._beside(session, load)
+
+    def _beside(self, session: Session, load: Load) -> None:
+        """Raises BadJob for columns in which rows of others are as well, which were delivered as another type: where a
+        column does not tell its values' type, all are read as those that were delivered last.
+        """
+        marks, there = self._db.table(MARKS), session.columns(self._db.target())
+        if load.whole or not there or not session.columns(marks):
+            return
+        for mark in marks_in(session, marks, self._db.marked(), self._place.shown):
+            known = decode_schema(mark.schema)
+            for field in load.schema:
+                if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
+                    continue
+                if not alike(kind := known.field(field.name).type, field.type):
+                    raise BadJob(
+                        f"{self._place.shown}: column {field.name!r} has values of {kind} there, and of {field.type} "
+                        "in the result, and nothing would tell them apart: cast the values in a step, or deliver to "
+                        "another table"
+                    )
+
+    def _columns(self, session: Session, load: Load) -> dict[str, str]:
+        """The columns of the staging table with their types: those of the target, and new ones. Raises BadJob."""
+        there, shown = session.columns(self._db.target()), self._place.shown
+        columns, made = dict(there), self._db.generated(session) if there else ()
+        for field in load.schema:
+            if field.name in made:
+                raise BadJob(
+                    f"{shown}: column {field.name!r} is GENERATED there, so that the table makes its values: leave it "
+                    "out of the result (drop=), or give it another name in a step"
+                )
+            if field.name not in there:
+                if there and not load.evolve:
+                    raise BadJob(
+                        f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}"
+                        f": it has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the "
+                        "delivery add it (evolve=True)"
+                    )
+                columns[field.name] = self._db.kind(field)
+            elif not self._db.holds(field, there[field.name]):
+                raise BadJob(
+                    f"{shown}: column {field.name!r} is {there[field.name]}, which does not hold the result's "
+                    f"{field.type} without loss: change the column's type there, or cast the values in a step"
+                )
+        known = [*columns, *(name for name in made if name not in columns)]
+        if self._db.folds and (why := same_but_for_capitals(known, self._db.folds, folded)) is not None:
+            raise BadJob(f"{shown}: {why}")
+        return columns
+
+    # ------------------------------------------------ staging
+
+    def live(self, sink: str) -> Mark | None:
+        with self._db.session(write=False) as session:
+            return self._live(session, sink)
+
+    def _live(self, session: Session, sink: str) -> Mark | None:
+        marks = self._db.table(MARKS)
+        if not session.columns(marks):
+            return None
+        rows = session.run(f"SELECT body FROM {marks} WHERE target = ? AND sink = ?", self._db.marked(), sink)
+        if not rows or not session.columns(self._db.target()):
+            return None
+        return Mark.load(rows[0][0].encode(), self._place.shown)
+
+    def staged(self, load: Load) -> Mapping[str, int]:
+        parts, stage = self._db.table(PARTS), self._db.table(load.stage)
+        with self._db.session(write=False) as session:
+            if not session.columns(parts) or not session.columns(stage):
+                return {}
+            return {
+                row[0]: int(row[1]) for row in session.run(f"SELECT part, n FROM {parts} WHERE stage = ?", load.stage)
+            }
+
+    def stage(self, load: Load, parts: Sequence[Part]) -> None:
+        receipts, stage = self._db.table(PARTS), self._db.table(load.stage)
+        with self._db.session(write=True) as session:
+            self._db.alone(session)
+            self._begin(session, load)
+            there = {row[0] for row in session.run(f"SELECT part FROM {receipts} WHERE stage = ?", load.stage)}
+            new = [part for part in parts if part.id not in there]
+            for part in new:
+                session.run(f"INSERT INTO {receipts} VALUES (?, ?, ?)", load.stage, part.id, part.rows)
+            if new:
+                session.insert(stage, load.schema, (batch for part in new for batch in part.batches()))
+
+    def _begin(self, session: Session, load: Load) -> None:
+        """Make our tables, and the staging table of this generation."""
+        parts, stage = self._db.table(PARTS), self._db.table(load.stage)
+        if new := {name: own for name, own in _OURS.items() if not session.columns(self._db.table(name))}:
+            self._db.alone(session, ours=True)  # others may be making them for another target
+            for name, columns in new.items():
+                session.run(f"CREATE TABLE IF NOT EXISTS {self._db.table(name)} {columns}")
+        if not session.columns(stage):
+            session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)  # of a table that somebody dropped
+            self._db.staging(session, load, self._columns(session, load))
+
+    def count(self, load: Load | None) -> int:
+        table = self._db.target() if load is None else self._db.table(load.stage)
+        with self._db.session(write=False) as session:
+            return int(session.run(f"SELECT count(*) FROM {table}")[0][0]) if session.columns(table) else 0
+
+    # ------------------------------------------------ the atomic step
+
+    def publish(self, load: Load) -> None:
+        with self._db.session(write=True) as session:
+            self._db.alone(session)
+            if self._is_there(session, load):
+                return
+            self._begin(session, load)
+            if load.mode == "replace":
+                self._db.ready(session, load)
+            elif load.mode == "upsert":
+                self._db.matching(session, load)
+        with self._db.session(write=True) as session:
+            self._db.alone(session)
+            if not self._is_there(session, load):
+                parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
+                refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
+                self._columns(session, load)  # of a target that others may have changed
+                self._apply(session, load)
+                self._note(session, load)
+
+    def _is_there(self, session: Session, load: Load) -> bool:
+        return is_there(self._live(session, load.mark.sink), load, self._place.shown)
+
+    def _apply(self, session: Session, load: Load) -> None:
+        target, stage = self._db.target(), self._db.table(load.stage)
+        if load.mode == "replace":
+            self._db.switch(session, load)
+            return
+        names, columns = load.schema.names, session.columns(stage)
+        if not session.columns(target):
+            created(session, target, columns)
+        extended(session, target, stage, names)
+        if load.mode == "append":
+            appended(session, self._db, stage, load, self._place.shown)
+        else:
+            merged(session, self._db, stage, load, self._place.shown, delete=load.delete)
+        session.run(f"DROP TABLE {stage}")
+        self._db.indexed(session, load)
+
+    def _note(self, session: Session, load: Load) -> None:
+        marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
+        known = marks_in(session, marks, target, self._place.shown)
+        mark = replace(told(load, known), turn=1 + max((m.turn for m in known), default=0))
+        if load.whole:
+            session.run(f"DELETE FROM {marks} WHERE target = ?", target)
+        else:
+            session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
+        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, mark.sink, mark.dump().decode())
+        session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
+
+    def drop(self, load: Load, *, this: bool = False) -> None:
+        with self._db.session(write=True) as session:
+            kept = None if this else self._db.table(load.stage)
+            for table in session.tables(load.places):
+                if table != kept:
+                    session.run(f"DROP TABLE IF EXISTS {table}")
+            if session.columns(self._db.table(PARTS)):
+                sql = f"DELETE FROM {self._db.table(PARTS)} WHERE stage LIKE ?"
+                session.run(
+                    sql if this else f"{sql} AND stage <> ?", f"{load.places}%", *(() if this else (load.stage,))
+                )
+
+    def close(self) -> None:
+        self._db.close()
