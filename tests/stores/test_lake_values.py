@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 import shops
 
 import gristmill as gm
+from gristmill.sinks.partition import NULL
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match:UserWarning")
 RECORD = pa.struct([("a", pa.string())])
+DEEP = pa.list_(pa.list_(RECORD))
 HOLLOW = {
     "tags": pa.array([[{"a": "x"}], [], None, [None]], pa.list_(RECORD)),
     "by": pa.array([[("k", {"a": "x"})], [], None, [("k", None)]], pa.map_(pa.string(), RECORD)),
-    "deep": pa.array([{"n": [[{"a": "x"}], None]}, {"n": None}, None, {"n": []}], pa.struct([("n", pa.list_(pa.list_(RECORD)))])),
+    "deep": pa.array([{"n": [[{"a": "x"}], None]}, {"n": None}, None, {"n": []}], pa.struct([("n", DEEP)])),
     "plain": pa.array([[1], [], None, [None]], pa.list_(pa.int32())),
 }  # fmt: skip
 
@@ -112,3 +115,54 @@ def test_iceberg_null_lists_of_structs_in_partitions(tmp_path: Path) -> None:
         fine = rows.take([3])
         gm.deliver(sink_of(fine, tmp_path, "fine"), shop.address("scores"))
         assert stored(tmp_path) == fine.to_pylist()
+
+
+def delta_by(column: str, kind: pa.DataType, folder: Path) -> Any:
+    """A Delta table that is partitioned by a column."""
+    from deltalake import DeltaTable, Schema
+
+    columns = Schema.from_arrow(pa.schema([("id", pa.int64()), (column, kind)]))
+    return DeltaTable.create(str(folder / "scores"), columns, partition_by=[column])
+
+
+LOST = {
+    "empty text": pa.array(["a", "", None]),
+    "text of null": pa.array(["a", NULL, None]),
+    "long text": pa.array(["a", "x" * 300, None]),
+    "decimal": pa.array([Decimal("1.50"), Decimal("-0.01"), None], pa.decimal128(10, 2)),
+    "decimal below -1": pa.array([Decimal("-2.00"), Decimal("-1.50"), None], pa.decimal128(10, 2)),
+    "large float": pa.array([0.5, 1e300, None]),
+    "date before year 1": pa.array([0, -800_000, None], pa.int32()).cast(pa.date32()),
+}
+
+
+@pytest.mark.parametrize("values", LOST)
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+@pytest.mark.few(3)
+def test_delta_partitions_that_are_not_given_back(values: str, mode: Any, tmp_path: Path) -> None:
+    """Such a value is refused with its row, and the table is as it was: others of its type are delivered."""
+    given = LOST[values]
+    table = delta_by("p", given.type, tmp_path)
+    rows = pa.table({"id": range(3), "p": given})
+    with pytest.raises(gm.BadJob, match=r"column 'p'.* in the row with id = 1, p = ") as refused:
+        gm.deliver(sink_of(rows, tmp_path, "out"), gm.to(f"delta://{tmp_path}/scores", mode=mode, key="id"))
+    assert refused.value.exit_code == 2
+    table.update_incremental()
+    assert table.version() == 0
+    fine = rows.take([0, 2])
+    address = gm.to(f"delta://{tmp_path}/scores", mode=mode, key="id")
+    gm.deliver(sink_of(fine, tmp_path, "fine"), address)
+    table.update_incremental()
+    assert table.to_pyarrow_table().sort_by("id").to_pylist() == fine.to_pylist()
+    with gm.lookup(address) as lookup:
+        assert lookup.get_many([0, 2]) == fine.to_pylist()
+
+
+def test_delta_partitions_by_bytes(tmp_path: Path) -> None:
+    """No value comes back: that is told before anything is scored."""
+    delta_by("p", pa.binary(), tmp_path)
+    rows = pa.table({"id": range(2), "p": pa.array([b"a", b"b"])})
+    out, address = str(tmp_path / "out"), f"delta://{tmp_path}/scores"
+    with pytest.raises(gm.BadJob, match="column 'p': the table is partitioned by it, and deltalake does not give"):
+        gm.Job(rows, gm.model(same, batch_format="arrow"), out, workers=0, deliver=address).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()

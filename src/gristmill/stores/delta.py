@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.schemas import plain
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
@@ -38,6 +39,7 @@ from gristmill.stores.contract import (
     StoreUnavailable,
     same_but_for_capitals,
 )
+from gristmill.stores.deltaparts import never_back, refuse_changed
 from gristmill.stores.deltastats import LONGEST, statistics
 from gristmill.stores.lake import (
     SIMPLE,
@@ -158,6 +160,10 @@ class Table:
         there = [] if now is None else [name for name in now.schema.names if name not in load.schema.names]
         if (why := same_but_for_capitals([*there, *load.schema.names], "Delta Lake")) is not None:
             return why
+        for name in (n for n in ([] if now is None else _partitions(now.table)) if n in load.schema.names):
+            held = self.kind(plain(load.schema.field(name).type))
+            if held is not None and (why := never_back(held)) is not None:
+                return f"column {name!r}: {why}: cast it to text in a step, and there, or deliver to another table"
         odd = next((name for name in load.schema.names if "`" in name), None)
         if odd is None or load.mode != "upsert":
             return None
@@ -189,6 +195,8 @@ class Table:
         deltalake = _package(self._place)
         from deltalake.exceptions import CommitFailedError
 
+        if now is not None:
+            refuse_changed(_partitions(now.table), files, schema, self._place.shown)
         body = json.dumps([json.loads(mark.dump()) for mark in marks]).encode()
         digest = hashlib.sha256(body).hexdigest()[:15]
         LOCAL.make_folder(os.path.join(self.folder(), OURS))
@@ -357,6 +365,11 @@ def _marks_named(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
                 "deliver to another table"
             ) from None
     return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in found)
+
+
+def _partitions(table: Any) -> list[str]:
+    """The columns by which a table is partitioned."""
+    return list(table.metadata().partition_columns)
 
 
 def _plain(table: Any) -> bool:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.schemas import is_string, plain
+from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadJob
 from gristmill.stores.vectors import matrix_of
 
@@ -29,7 +30,7 @@ def refuse(
 def _shown(row: pa.RecordBatch, columns: Sequence[str]) -> str:
     """Some values of a row, those that fit a line."""
     first = [field.name for field in row.schema if not pa.types.is_nested(field.type)][:SHOWN]
-    values = ((name, repr(row.column(name)[0].as_py())) for name in dict.fromkeys([*first, *columns]))
+    values = ((name, repr(to_plain(row.column(name))[0])) for name in dict.fromkeys([*first, *columns]))
     return ", ".join(f"{name} = {text if len(text) <= LONG else f'{text[:LONG]}…'}" for name, text in values)
 
 
