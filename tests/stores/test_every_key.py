@@ -47,6 +47,7 @@ KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "large_text": (pa.large_string(), ["a", "b", "c", "d"]),
     "dictionary": (pa.dictionary(pa.int32(), pa.string()), ["a", "b", "c", "d"]),
     "bytes": (pa.binary(), [b"a", b"\xff", b"\xff\0", b"\0"]),
+    "uuid": (pa.uuid(), [b"\xff" * 16, b"\0" * 16, b"a" * 16, bytes(range(16))]),
     "fixed": (pa.binary(2), [b"ab", b"a\0", b"\xff\xff", b"\0\0"]),
 }
 # What is refused, by the name of the column, before anything is scored for it.

@@ -7,13 +7,12 @@ value that they cannot read, and with it the whole table is lost.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.process.scratch import passing
 from gristmill.sinks.partition import NULL
 from gristmill.stores.lake import Datafile
 from gristmill.stores.refused import refuse
@@ -68,7 +67,7 @@ def _changed(values: pa.Array) -> bool:
     """Whether a table that is partitioned by these values does not have them all, or cannot be made or read."""
     import deltalake
 
-    with passing() as folder:
+    with tempfile.TemporaryDirectory(prefix="gristmill-", ignore_cleanup_errors=True) as folder:  # still written to
         rows = pa.table({"p": values, "n": pa.array(range(len(values)), pa.int64())})
         try:
             schema = deltalake.Schema.from_arrow(rows.schema)

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import storage
 from gristmill.arrow.spilling import spilling_to
 from gristmill.errors import BadJob
 from gristmill.files.disk import LOCAL
@@ -142,7 +142,7 @@ class Built:
 
 
 def _rows_of(vector: pa.DataType) -> pa.Schema:
-    bare = plain(vector.storage_type if isinstance(vector, pa.BaseExtensionType) else vector)
+    bare = storage(vector)
     return pa.schema([("k", pa.binary()), ("v", pa.binary()), ("x", pa.list_(bare.value_type, width_of(bare)))])
 
 

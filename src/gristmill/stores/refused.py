@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.schemas import is_string, plain
+from gristmill.arrow.casts import stored
+from gristmill.arrow.schemas import is_string
 from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadJob
 from gristmill.stores.vectors import matrix_of
@@ -37,8 +38,7 @@ def _shown(row: pa.RecordBatch, columns: Sequence[str]) -> str:
 def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
     """The columns by name, as values of plain types."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        bare = column.storage if isinstance(column, pa.ExtensionArray) else column
-        yield name, bare if (kind := plain(bare.type)) == bare.type else bare.cast(kind)
+        yield name, stored(column)
 
 
 def refuse_nan(batch: pa.RecordBatch, shown: str, why: str) -> None:
