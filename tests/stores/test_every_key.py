@@ -303,6 +303,32 @@ def test_columns_that_differ_in_capitals(shop: Shop, mode: Any, tmp_path: Path) 
     assert row is not None and (row["Y"], row["y"]) == (1.5, 2.5)
 
 
+@pytest.mark.few(4)
+def test_fields_that_differ_in_capitals(shop: Shop, tmp_path: Path) -> None:
+    """The same of the fields of structs, at any depth."""
+    record = pa.struct([("A", pa.int64()), ("a", pa.string())])
+    deep = pa.array([[{"s": {"A": 1, "a": "x"}}]] * 500, pa.list_(pa.struct([("s", record)])))
+    scored: list[int] = []
+
+    def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        scored.append(len(batch))
+        return same(batch)
+
+    sink = gm.sink(str(tmp_path / "out"), keep=["k", "deep"])
+    rows, to = pa.table({"k": range(500), "deep": deep}), gm.to(shop.address("fields"), key="k", **shop.odd)
+    job = gm.Job(rows, gm.model(counted, batch_format="arrow"), sink, workers=0, deliver=[to])
+    if shop.name in ("duckdb", "delta", "spark"):
+        told = "column 'deep'.*: its fields 'A' and 'a' are the same but for capitals"
+        with pytest.raises(gm.BadJob, match=told):
+            job.run()
+        assert sum(scored) < 500
+        return
+    job.run()
+    with gm.lookup(shop.address("fields")) as lookup:
+        row = lookup.get(1)
+    assert row is not None and row["deep"] == deep[1].as_py()
+
+
 # Values of each type that is told apart, in rows of one sink; another one delivers beside them a column of nulls alone.
 BESIDE: dict[str, tuple[pa.DataType, list[Any]]] = {
     **{name: KEYS[name] for name in KEYS if name != "zeros"},

@@ -19,7 +19,8 @@ CLOTHED = {
     "other": pa.array([IDS[1].bytes, None, IDS[0].bytes], pa.uuid()),
     "truth": pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, None, 0], pa.int8())),
     "grid": pa.ExtensionArray.from_storage(
-        pa.fixed_shape_tensor(pa.int16(), [2, 2]), pa.array([[1, 2, 3, 4], [5, 6, 7, 8], [0] * 4], pa.list_(pa.int16(), 4))
+        pa.fixed_shape_tensor(pa.int16(), [2, 2]),
+        pa.array([[1, 2, 3, 4], [5, 6, 7, 8], [0] * 4], pa.list_(pa.int16(), 4)),
     ),
     "said": pa.ExtensionArray.from_storage(pa.json_(), pa.array(['{"a": 1.0,  "b": "\\""}', None, "null"])),
     "opaque": pa.ExtensionArray.from_storage(pa.opaque(pa.int32(), "t", "v"), pa.array([1, None, -1], pa.int32())),

@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import plain, storage
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
@@ -37,6 +37,7 @@ from gristmill.stores.contract import (
     Store,
     StoreKind,
     StoreUnavailable,
+    fields_but_for_capitals,
     same_but_for_capitals,
 )
 from gristmill.stores.deltaparts import never_back, refuse_changed
@@ -160,6 +161,9 @@ class Table:
         there = [] if now is None else [name for name in now.schema.names if name not in load.schema.names]
         if (why := same_but_for_capitals([*there, *load.schema.names], "Delta Lake")) is not None:
             return why
+        for field in load.schema:
+            if (why := fields_but_for_capitals(storage(field.type), "Delta Lake")) is not None:
+                return f"column {field.name!r}: {why}"
         for name in (n for n in ([] if now is None else _partitions(now.table)) if n in load.schema.names):
             held = self.kind(plain(load.schema.field(name).type))
             if held is not None and (why := never_back(held)) is not None:
