@@ -54,6 +54,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.stores.refused import without_far
 from gristmill.stores.sql import quoted
 
 APP = "gristmill"  # the application whose version says which marks hold
@@ -181,7 +182,8 @@ class Table:
         schema: pa.Schema,
         batches: Iterator[pa.RecordBatch],
     ) -> None:
-        write_parquet(path, labelled(parts), schema, batches)
+        near = without_far(batches, self._place.shown, "which few readers of Delta Lake have")
+        write_parquet(path, labelled(parts), schema, near)
 
     def about(self, path: str) -> Datafile:
         return parquet_about(path)

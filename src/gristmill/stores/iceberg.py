@@ -37,7 +37,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
-from gristmill.stores.refused import refuse
+from gristmill.stores.refused import refuse, without_far
 from gristmill.stores.sql import quoted
 
 MARKS, PLACES = "gristmill.marks", "gristmill.places"  # properties of a table: the marks, and staging places committed
@@ -156,6 +156,7 @@ class Table:
         schema: pa.Schema,
         batches: Iterator[pa.RecordBatch],
     ) -> None:
+        batches = without_far(batches, self._place.shown, "which pyiceberg does not have")
         apart = now is not None and not now.table.spec().is_unpartitioned()
         write_parquet(path, labelled(parts), schema, self._kept(batches) if apart else batches)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.casts import Lossy, clothed
@@ -22,6 +23,7 @@ from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Search, St
 from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeated
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
+from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, latest, quoted
 from gristmill.stores.vectors import searched
 
@@ -98,6 +100,7 @@ class ServerReader:
                 try:
                     if fresh:
                         self._connection = connected(self._place)
+                        read_far(self._connection)
                         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                     with self._connection.transaction():
                         return what(Transaction(self._connection, self._place.shown))
@@ -209,7 +212,15 @@ def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[
         return [int(v) if v is not None and v == v.to_integral_value() else v for v in values]
     if (held := _values_of(column)) is None:
         return values if t.is_null(bare) else to_plain(pa.array(values, bare))
-    return to_plain(as_delivered(pa.chunked_array([pa.array(values, held)]), bare))
+    return to_plain(as_delivered(pa.chunked_array([_array(values, held)]), bare))
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Values as Python, or numpy where that has none, as an array."""
+    inner = (one for value in values for one in (value if isinstance(value, list) else (value,)))
+    if pa.types.is_temporal(getattr(kind, "value_type", kind)) and any(isinstance(one, np.generic) for one in inner):
+        return from_plain(values, kind)
+    return pa.array(values, kind)
 
 
 def _extended(values: list[Any], kind: pa.BaseExtensionType) -> list[Any]:

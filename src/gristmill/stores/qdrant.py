@@ -54,7 +54,7 @@ from gristmill.stores.contract import (
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
-from gristmill.stores.refused import refuse_endless
+from gristmill.stores.refused import AS_TEXT, refuse_endless, refuse_far
 from gristmill.stores.vectors import Indexed, indexed, searched
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
@@ -316,6 +316,7 @@ class Collections:
 
         about = self._vectors(load)
         values, valid = refuse_endless(batch, about.column, self._place.shown)
+        refuse_far(batch, self._place.shown, AS_TEXT)
         rest = _texts(pa.Table.from_batches([batch]).drop_columns([about.column]))
         payloads = [json.loads(line) for piece in json_lines(rest) for line in bytes(piece).splitlines()]
         vectors = [{about.column: v} if there else {} for v, there in zip(values.tolist(), valid.tolist(), strict=True)]

@@ -41,7 +41,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
-from gristmill.stores.refused import refuse_hollow, refuse_nan
+from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_hollow, refuse_nan
 from gristmill.stores.sql import (
     MARKS,
     PARTS,
@@ -243,6 +243,7 @@ class Transaction:
         sql, rows = f"INSERT INTO {table} ({names}) VALUES ({marks})", 0
         for batch in batches:
             refuse_nan(batch, self._place.shown, "which SQLite stores as null")
+            refuse_far(batch, self._place.shown, AS_TEXT)
             for vectors in (f.name for f in schema if _is_vector(storage(f.type))):
                 refuse_hollow(batch, vectors, self._place.shown)
             columns = [_values(batch.column(i)) for i in range(len(schema))]
