@@ -108,3 +108,17 @@ def test_days_that_python_does_not_have(shop: shops.Shop, column: str, tmp_path:
     with pytest.raises(gm.BadJob, match=told) as refused:
         gm.deliver(str(tmp_path / "out"), address)
     assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("unit", ["s", "us"])
+def test_long_durations(unit: str, postgres: str, tmp_path: Path) -> None:
+    """Those that Python does not have come back from Postgres, or are refused with their row."""
+    most = {"s": 2**43, "us": 2**63 - 1}[unit]
+    spans = pa.array([0, most, -most], pa.duration(unit))
+    rows = pa.table({"id": range(3), "span": spans})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", "span"])
+    gm.Job(rows, gm.model(vectors, batch_format="arrow"), sink, workers=0).run()
+    address = f"{postgres}#spans_{unit}"
+    gm.deliver(str(tmp_path / "out"), gm.to(address, key="id"))
+    with gm.lookup(address) as lookup:
+        assert [row["span"] for row in lookup.get_many(range(3)) if row] == to_plain(spans)

@@ -35,7 +35,7 @@ def emptied(values: pa.Array) -> np.ndarray:
         return np.zeros(len(values), bool)
     if pa.types.is_struct(kind):
         inner = [emptied(child) for child in values.flatten()]
-        return np.asarray(values.is_valid()) & np.any(inner, axis=0)
+        return np.asarray(np.asarray(values.is_valid()) & np.any(inner, axis=0))
     found = np.asarray(values.is_null())
     if pa.types.is_map(kind):
         found &= pa.types.is_struct(kind.item_type)

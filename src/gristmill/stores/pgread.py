@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ _HELD = {
     "timestamp without time zone": pa.timestamp("us"), "timestamp with time zone": pa.timestamp("us", "UTC"),
     "time without time zone": pa.time64("us"), "interval": pa.duration("us"),
 }  # fmt: skip
+_MICROSECOND = dt.timedelta(microseconds=1)
 _WHOLE = {"character": "bpchar", "bit": "bit varying"}  # types that are of length 1 where none is said
 _TEXTS = ("text", "character varying", "character", "citext", "name")
 
@@ -220,6 +222,8 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     inner = (one for value in values for one in (value if isinstance(value, list) else (value,)))
     if pa.types.is_temporal(getattr(kind, "value_type", kind)) and any(isinstance(one, np.generic) for one in inner):
         return from_plain(values, kind)
+    if pa.types.is_duration(kind):  # Arrow fails at the longest
+        return pa.array([None if v is None else v // _MICROSECOND for v in values], pa.int64()).cast(kind)
     return pa.array(values, kind)
 
 
