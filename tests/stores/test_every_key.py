@@ -47,6 +47,7 @@ KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "large_text": (pa.large_string(), ["a", "b", "c", "d"]),
     "dictionary": (pa.dictionary(pa.int32(), pa.string()), ["a", "b", "c", "d"]),
     "bytes": (pa.binary(), [b"a", b"\xff", b"\xff\0", b"\0"]),
+    "uuid": (pa.uuid(), [b"\xff" * 16, b"\0" * 16, b"a" * 16, bytes(range(16))]),
     "fixed": (pa.binary(2), [b"ab", b"a\0", b"\xff\xff", b"\0\0"]),
 }
 # What is refused, by the name of the column, before anything is scored for it.
@@ -300,6 +301,32 @@ def test_columns_that_differ_in_capitals(shop: Shop, mode: Any, tmp_path: Path) 
     with gm.lookup(address) as lookup:
         row = lookup.get(1)
     assert row is not None and (row["Y"], row["y"]) == (1.5, 2.5)
+
+
+@pytest.mark.few(4)
+def test_fields_that_differ_in_capitals(shop: Shop, tmp_path: Path) -> None:
+    """The same of the fields of structs, at any depth."""
+    record = pa.struct([("A", pa.int64()), ("a", pa.string())])
+    deep = pa.array([[{"s": {"A": 1, "a": "x"}}]] * 500, pa.list_(pa.struct([("s", record)])))
+    scored: list[int] = []
+
+    def counted(batch: pa.RecordBatch) -> pa.RecordBatch:
+        scored.append(len(batch))
+        return same(batch)
+
+    sink = gm.sink(str(tmp_path / "out"), keep=["k", "deep"])
+    rows, to = pa.table({"k": range(500), "deep": deep}), gm.to(shop.address("fields"), key="k", **shop.odd)
+    job = gm.Job(rows, gm.model(counted, batch_format="arrow"), sink, workers=0, deliver=[to])
+    if shop.name in ("duckdb", "delta", "spark"):
+        told = "column 'deep'.*: its fields 'A' and 'a' are the same but for capitals"
+        with pytest.raises(gm.BadJob, match=told):
+            job.run()
+        assert sum(scored) < 500
+        return
+    job.run()
+    with gm.lookup(shop.address("fields")) as lookup:
+        row = lookup.get(1)
+    assert row is not None and row["deep"] == deep[1].as_py()
 
 
 # Values of each type that is told apart, in rows of one sink; another one delivers beside them a column of nulls alone.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import shops
 
 import gristmill as gm
+from gristmill.arrow.topython import to_plain
 
 STRANGE = {
     "sqlite://{folder}/s.sqlite#t": ("", r"column 'y' has NaN, which SQLite stores as null, in the row with id = 3, "),
@@ -64,3 +67,58 @@ def test_a_constraint_of_a_file_that_is_not_met(strange: str, tmp_path: Path) ->
         db.execute("CREATE TABLE t (id bigint, y double, k text UNIQUE, long text, t text CHECK (t = 't'), v float[3])")
     with pytest.raises(gm.BadJob, match=r"DuckDB says: .*CHECK constraint failed"):
         gm.deliver(strange, f"duckdb://{tmp_path}/d#t")
+
+
+FAR = {
+    "d": pa.array([0, -800_000], pa.int32()).cast(pa.date32()),
+    "t": pa.array([0, 253_402_300_800_000_000]).cast(pa.timestamp("us")),
+    "days": pa.array([[0], [0, None, 3_000_000]], pa.list_(pa.int32())).cast(pa.list_(pa.date32())),
+    "deep": pa.array([[[0]], [[], [-(10**12)]]], pa.list_(pa.list_(pa.timestamp("s", "UTC")))),
+}
+
+
+def vectors(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A vector for each row, which some stores ask for."""
+    return pa.record_batch({"vector": pa.array([[1.0, 0.0]] * len(batch), pa.list_(pa.float32(), 2))})
+
+
+@pytest.fixture(scope="module", params=[name for name in shops.SHOPS if name not in ("spark", *shops.SLOW)])
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[shops.Shop]:
+    """Each kind of store."""
+    server = shops.SERVERS.get(request.param)
+    at = request.getfixturevalue(server) if server else ""
+    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
+
+
+@pytest.mark.few(16)
+@pytest.mark.parametrize("column", FAR)
+def test_days_that_python_does_not_have(shop: shops.Shop, column: str, tmp_path: Path) -> None:
+    """They are given back as the result has them, or refused with their row."""
+    rows = pa.table({"id": range(2), column: FAR[column]})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", column])
+    gm.Job(rows, gm.model(vectors, batch_format="arrow"), sink, workers=0).run()
+    address = gm.to(shop.address(f"far_{column}"), key="id", **shop.odd)
+    if shop.name in ("duckdb", "lance") or (shop.name == "postgresql" and column != "deep"):
+        gm.deliver(str(tmp_path / "out"), address)
+        with gm.lookup(shop.address(f"far_{column}")) as lookup:
+            assert [row[column] for row in lookup.get_many(range(2)) if row] == to_plain(FAR[column])
+        return
+    told = f"column '{column}' has a date or time before the year 1 or after 9999, .* in the row with id = 1"
+    with pytest.raises(gm.BadJob, match=told) as refused:
+        gm.deliver(str(tmp_path / "out"), address)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("unit", ["s", "us"])
+def test_long_durations(unit: str, postgres: str, tmp_path: Path) -> None:
+    """Those that Python does not have come back from Postgres, or are refused with their row."""
+    most = {"s": 2**43, "us": 2**63 - 1}[unit]
+    spans = pa.array([0, most, -most], pa.duration(unit))
+    rows = pa.table({"id": range(3), "span": spans})
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", "span"])
+    gm.Job(rows, gm.model(vectors, batch_format="arrow"), sink, workers=0).run()
+    address = f"{postgres}#spans_{unit}"
+    gm.deliver(str(tmp_path / "out"), gm.to(address, key="id"))
+    with gm.lookup(address) as lookup:
+        assert [row["span"] for row in lookup.get_many(range(3)) if row] == to_plain(spans)

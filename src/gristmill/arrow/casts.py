@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.arrow.rows import picked
-from gristmill.arrow.schemas import plain, wider
+from gristmill.arrow.schemas import plain, storage, wider
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
     "Lossy",
+    "clothed",
     "contents",
     "entries",
     "fitted",
@@ -26,6 +27,7 @@ __all__ = [
     "lossless",
     "nearest",
     "rebuilt",
+    "stored",
     "together",
 ]
 
@@ -53,6 +55,26 @@ def lossless(column: pa.ChunkedArray, kind: pa.DataType, *, rounds: bool = False
         return pa.chunked_array([rebuilt(c, kind, _Leaf(rounds)) for c in column.chunks], kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
         raise Lossy(f"{column.type} cannot be cast to {kind}: {e}") from e
+
+
+def stored(values: pa.Array | pa.ChunkedArray) -> Any:
+    """Values as they are held, of plain types: those of an extension type as its storage."""
+    import pyarrow as pa
+
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array([stored(chunk) for chunk in values.chunks], storage(values.type))
+    held = values.storage if isinstance(values, pa.ExtensionArray) else values
+    return held if held.type == storage(held.type) else held.cast(storage(held.type))
+
+
+def clothed(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Values of a storage as those of an extension type; as they are, if that does not hold all of them."""
+    import pyarrow as pa
+
+    try:
+        return pa.ExtensionArray.from_storage(kind, lossless(values, kind.storage_type))
+    except Lossy:
+        return values
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -35,6 +35,13 @@ def plain(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def storage(kind: pa.DataType) -> pa.DataType:
+    """The plain type that values are held as: that of the storage of an extension type, too."""
+    import pyarrow as pa
+
+    return plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+
+
 def _plain(field: pa.Field) -> pa.Field:
     return field.with_type(plain(field.type))
 

@@ -13,6 +13,7 @@ from gristmill.process.away import is_away
 from gristmill.process.extras import require
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.lakes import gone, pinned, whole
+from gristmill.stores.icebergrows import rows_of
 
 
 class Iceberg:
@@ -96,14 +97,14 @@ class Taken:
         return [self._read]
 
     def _read(self) -> Iterator[pa.RecordBatch]:
-        from pyiceberg.io.pyarrow import ArrowScan, schema_to_pyarrow
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        scan = self._scan
+        scan, shown = self._scan, self._wanted.shown
         try:
             tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))  # else as manifests name them
-            read = ArrowScan(scan.table_metadata, scan.io, scan.projection(), scan.row_filter, scan.case_sensitive)
             schema = schema_to_pyarrow(scan.projection())
-            yield from pa.RecordBatchReader.from_batches(schema, read.to_record_batches(tasks)).cast(schema)
+            rows = rows_of(scan.table_metadata, scan.io, scan.projection(), tasks, shown)
+            yield from pa.RecordBatchReader.from_batches(schema, rows).cast(schema)
         except (ValueError, OSError) as e:
             raise self._said(e) from e
 

@@ -53,7 +53,7 @@ from gristmill.stores.packing import (
     told,
     unpacking,
 )
-from gristmill.stores.refused import refuse_longer
+from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_longer
 
 BUCKET = 1000  # rows a partition: of rows of some kilobytes, a few megabytes, which is what servers like
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
@@ -293,6 +293,7 @@ class Tables:
         with self._client.said():
             at, buckets = self._begin(load)
             for piece in gathered(batch for part in new for batch in part.batches()):
+                refuse_far(piece, self._place.shown, AS_TEXT)
                 keys = packed_keys([piece.column(name) for name in load.key])
                 refuse_longer(piece, keys, load.key, LONGEST, self._place.shown)
                 self._write(at, buckets, keys, packed_rows(piece))

@@ -338,16 +338,30 @@ def in_staging(shown: str) -> Iterator[None]:
         raise Overtaken(f"{shown}: what was being staged is not there any more: run again") from e
 
 
-def same_but_for_capitals(names: Iterable[str], store: str, fold: Callable[[str], str] = str.lower) -> str | None:
+def same_but_for_capitals(
+    names: Iterable[str], store: str, fold: Callable[[str], str] = str.lower, what: str = "columns"
+) -> str | None:
     """What is wrong with columns of these names in a store that takes capitals for small letters; None if nothing."""
     seen: dict[str, str] = {}
     for name in names:
         if (other := seen.setdefault(fold(name), name)) != name:
             return (
-                f"columns {other!r} and {name!r} are the same but for capitals, and {store} takes them for one: give "
+                f"{what} {other!r} and {name!r} are the same but for capitals, and {store} takes them for one: give "
                 "one of them another name in a step"
             )
     return None
+
+
+def fields_but_for_capitals(kind: pa.DataType, store: str, fold: Callable[[str], str] = str.lower) -> str | None:
+    """The same of the fields of structs in a type, at any depth."""
+    import pyarrow as pa
+
+    fields = [kind.field(n) for n in range(kind.num_fields)]
+    if pa.types.is_struct(kind):
+        why = same_but_for_capitals([field.name for field in fields], store, fold, "its fields")
+        if why is not None:
+            return why
+    return next((why for f in fields if (why := fields_but_for_capitals(f.type, store, fold)) is not None), None)
 
 
 def is_there(found: Mark | None, load: Load, shown: str) -> bool:

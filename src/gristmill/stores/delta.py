@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gristmill.arrow.schemas import plain, storage
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import LOCAL
 from gristmill.process.extras import require
@@ -36,8 +37,10 @@ from gristmill.stores.contract import (
     Store,
     StoreKind,
     StoreUnavailable,
+    fields_but_for_capitals,
     same_but_for_capitals,
 )
+from gristmill.stores.deltaparts import never_back, refuse_changed
 from gristmill.stores.deltastats import LONGEST, statistics
 from gristmill.stores.lake import (
     SIMPLE,
@@ -51,6 +54,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.stores.refused import without_far
 from gristmill.stores.sql import quoted
 
 APP = "gristmill"  # the application whose version says which marks hold
@@ -158,6 +162,13 @@ class Table:
         there = [] if now is None else [name for name in now.schema.names if name not in load.schema.names]
         if (why := same_but_for_capitals([*there, *load.schema.names], "Delta Lake")) is not None:
             return why
+        for field in load.schema:
+            if (why := fields_but_for_capitals(storage(field.type), "Delta Lake")) is not None:
+                return f"column {field.name!r}: {why}"
+        for name in (n for n in ([] if now is None else _partitions(now.table)) if n in load.schema.names):
+            held = self.kind(plain(load.schema.field(name).type))
+            if held is not None and (why := never_back(held)) is not None:
+                return f"column {name!r}: {why}: cast it to text in a step, and there, or deliver to another table"
         odd = next((name for name in load.schema.names if "`" in name), None)
         if odd is None or load.mode != "upsert":
             return None
@@ -171,7 +182,8 @@ class Table:
         schema: pa.Schema,
         batches: Iterator[pa.RecordBatch],
     ) -> None:
-        write_parquet(path, labelled(parts), schema, batches)
+        near = without_far(batches, self._place.shown, "which few readers of Delta Lake have")
+        write_parquet(path, labelled(parts), schema, near)
 
     def about(self, path: str) -> Datafile:
         return parquet_about(path)
@@ -189,6 +201,8 @@ class Table:
         deltalake = _package(self._place)
         from deltalake.exceptions import CommitFailedError
 
+        if now is not None:
+            refuse_changed(_partitions(now.table), files, schema, self._place.shown)
         body = json.dumps([json.loads(mark.dump()) for mark in marks]).encode()
         digest = hashlib.sha256(body).hexdigest()[:15]
         LOCAL.make_folder(os.path.join(self.folder(), OURS))
@@ -357,6 +371,11 @@ def _marks_named(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
                 "deliver to another table"
             ) from None
     return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in found)
+
+
+def _partitions(table: Any) -> list[str]:
+    """The columns by which a table is partitioned."""
+    return list(table.metadata().partition_columns)
 
 
 def _plain(table: Any) -> bool:

@@ -34,6 +34,7 @@ from gristmill.stores.contract import (
     StoreBusy,
     StoreKind,
     StoreUnavailable,
+    fields_but_for_capitals,
 )
 from gristmill.stores.gate import Gate
 from gristmill.stores.keys import retold, uuid_text
@@ -455,6 +456,8 @@ def _kind(kind: pa.DataType, where: str) -> str:
         return f"{_kind(kind.value_type, where)}[]"
     if t.is_map(kind):
         return f"MAP({_kind(kind.key_type, where)}, {_kind(kind.item_type, where)})"
+    if (why := fields_but_for_capitals(kind, "DuckDB", folded)) is not None:
+        raise BadJob(f"{where}: {why}")
     if t.is_struct(kind) and kind.num_fields and unwritable(kind) is None:
         return f"STRUCT({', '.join(f'{_word(f.name)} {_kind(f.type, where)}' for f in kind)})"
     raise BadJob(

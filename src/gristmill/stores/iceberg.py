@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -24,6 +24,7 @@ from gristmill.job.uris import is_local, local_path
 from gristmill.process.extras import require
 from gristmill.process.startup import imported
 from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.icebergrows import emptied, rows_of
 from gristmill.stores.lake import (
     SIMPLE,
     Datafile,
@@ -36,6 +37,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.stores.refused import refuse, without_far
 from gristmill.stores.sql import quoted
 
 MARKS, PLACES = "gristmill.marks", "gristmill.places"  # properties of a table: the marks, and staging places committed
@@ -154,7 +156,18 @@ class Table:
         schema: pa.Schema,
         batches: Iterator[pa.RecordBatch],
     ) -> None:
-        write_parquet(path, labelled(parts), schema, batches)
+        batches = without_far(batches, self._place.shown, "which pyiceberg does not have")
+        apart = now is not None and not now.table.spec().is_unpartitioned()
+        write_parquet(path, labelled(parts), schema, self._kept(batches) if apart else batches)
+
+    def _kept(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same rows. Raises BadJob for one that pyiceberg would change as it divides them by partitions."""
+        for batch in batches:
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                what = f"{self._place.shown}: column {name!r} has a null list or map of structs, which pyiceberg makes "
+                what += "an empty one in a table with partitions"
+                refuse(batch, emptied(column), what, "replace it in a step, or deliver to a table without partitions")
+            yield batch
 
     def about(self, path: str) -> Datafile:
         return parquet_about(path)
@@ -252,21 +265,17 @@ class Table:
         self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile]
     ) -> tuple[list[Any], list[str]]:
         """The table's files that have rows of these keys, and new ones of the other rows in them."""
-        from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io.pyarrow import ArrowScan
-
         old: list[Any] = []
         rest: list[str] = []
         if not files:
             return old, rest
         folder = os.path.join(os.path.dirname(files[0].path), RESTS, str(now.table.metadata.current_snapshot_id))
         os.makedirs(folder, exist_ok=True)
-        scan = ArrowScan(now.table.metadata, now.table.io, now.table.schema(), AlwaysTrue())
         with imported("duckdb").connect(":memory:", config={"threads": 2}) as db:
             low, high = _keys(db, load.key, files)
             tasks = now.table.scan(row_filter=_between(load.key, low, high, schema)).plan_files()
             for task in tasks:
-                rows = scan.to_table([task])
+                rows = _rows_in(now.table, [task], self._place.shown)
                 kept = _others(db, load.key, rows)
                 if len(kept) == len(rows):
                     continue
@@ -280,6 +289,15 @@ class Table:
                     rest.append(path)
         LOCAL.sync_folder(folder)
         return old, rest
+
+
+def _rows_in(table: Any, tasks: Iterable[Any], shown: str, only: Any = None) -> pa.Table:
+    """The rows of some of a table's files; without some that the filter `only` leaves out."""
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    columns = schema_to_pyarrow(table.schema(), include_field_ids=False)
+    few = [batch.cast(columns) for batch in rows_of(table.metadata, table.io, table.schema(), tasks, shown, only)]
+    return pa.Table.from_batches(few, columns)
 
 
 def _keys(db: Any, key: Sequence[str], files: Sequence[Datafile]) -> tuple[Any, Any]:
@@ -405,11 +423,11 @@ class TableReader:
             schema = arrow_schema(table)
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
             asked_for = asked(keys, wanted, place.shown, mark)
-            found = schema.empty_table() if not keys else self._found(table, asked_for, schema)
+            found = schema.empty_table() if not keys else self._found(table, asked_for, schema, place.shown)
         return mark, restored(found, asked_for, mark, self._place.shown)
 
     @staticmethod
-    def _found(table: Any, keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    def _found(table: Any, keys: pa.Table, schema: pa.Schema, shown: str) -> pa.Table:
         import pyarrow.compute as pc
         from pyiceberg.expressions import AlwaysTrue, In
 
@@ -423,8 +441,8 @@ class TableReader:
         else:
             ends = pc.min_max(values) if _literal(values.type) else {"min": None, "max": None}
             some = _between([name], ends["min"], ends["max"], schema)
-        few = [batch.cast(schema) for batch in table.scan(row_filter=some).to_arrow_batch_reader()]
-        return pa.Table.from_batches(few, schema).filter(matching(keys, schema))
+        tasks = table.scan(row_filter=some).plan_files()
+        return _rows_in(table, tasks, shown, some).cast(schema).filter(matching(keys, schema))
 
     def close(self) -> None:
         """Nothing is held open."""

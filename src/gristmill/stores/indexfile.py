@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import storage
 from gristmill.arrow.spilling import spilling_to
 from gristmill.errors import BadJob
 from gristmill.files.disk import LOCAL
@@ -25,7 +25,7 @@ from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store
 from gristmill.stores.indexread import FORMAT, MAGIC, Engine, File, FileReader, footer, opened
 from gristmill.stores.onefile import OneFile, checked, read_runs
 from gristmill.stores.packing import check_packed, crc32s, packed_keys, packed_rows
-from gristmill.stores.refused import refuse_endless
+from gristmill.stores.refused import AS_TEXT, refuse_endless, refuse_far
 from gristmill.stores.vectors import Indexed, indexed, matrix_of, width_of
 
 ALIGNED = 64  # bytes, as Arrow likes its buffers
@@ -92,6 +92,7 @@ class Built:
         vectors = _bare(batch.column(at))
         refuse_endless(batch, column, self._place.shown)
         rest = batch.set_column(at, pa.field(column, pa.null()), pa.nulls(batch.num_rows))
+        refuse_far(rest, self._place.shown, AS_TEXT)
         keys = packed_keys([batch.column(name) for name in load.key])
         return pa.record_batch([keys, packed_rows(rest), vectors], schema=_rows_of(vectors.type))
 
@@ -142,7 +143,7 @@ class Built:
 
 
 def _rows_of(vector: pa.DataType) -> pa.Schema:
-    bare = plain(vector.storage_type if isinstance(vector, pa.BaseExtensionType) else vector)
+    bare = storage(vector)
     return pa.schema([("k", pa.binary()), ("v", pa.binary()), ("x", pa.list_(bare.value_type, width_of(bare)))])
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.casts import Lossy
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import storage
 from gristmill.arrow.topython import from_plain, to_plain
 from gristmill.errors import BadKey, did_you_mean
 from gristmill.stores.contract import Key
@@ -39,11 +39,6 @@ _OF_DAY = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])(?::([0-5][0-9])(?:\.([0-9
 
 class _Other(Exception):
     """A value of another type than the column's; the text says what to give."""
-
-
-def bare(kind: pa.DataType) -> pa.DataType:
-    """The type for the same values that key columns have here: no extension, no encoding."""
-    return plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
 
 
 def exact(
@@ -117,15 +112,17 @@ def _counted(names: list[str]) -> str:
 
 
 def _column(values: list[Any], name: str, kind: pa.DataType, told: pa.DataType, shown: str) -> pa.Array:
-    types, held = set(map(type, values)), bare(kind)
+    types, held = set(map(type, values)), storage(kind)
     if (types == {int} and pa.types.is_integer(held)) or (types == {str} and pa.types.is_string(held)):
         try:  # what most keys are, at once
             return pa.array(values, held)
         except (pa.ArrowException, OverflowError, UnicodeError):
             pass  # one of them is the key of no row
-    fit = _uuid if isinstance(kind, pa.UuidType) else _fitting(held)
+    fit = _fitting(held)
+    if isinstance(kind, (pa.UuidType, pa.Bool8Type)):
+        fit = _uuid if isinstance(kind, pa.UuidType) else _truth8
     try:
-        read = _fitting(bare(told)) if pa.types.is_floating(held) else fit
+        read = _fitting(storage(told)) if pa.types.is_floating(held) else fit
         found = [_fitted(value, read if isinstance(value, str) else fit) for value in values]
     except _Other as e:
         raise BadKey(f"{shown}: column {name!r} is {kind}, and a key is not: {e}") from None
@@ -281,6 +278,11 @@ def _bytes(value: Any) -> bytes | None:
 
 def _wide(kind: pa.DataType) -> Callable[[Any], Any]:
     return lambda value: held if (held := _bytes(value)) is not None and len(held) == kind.byte_width else None
+
+
+def _truth8(value: Any) -> int:
+    """A truth value that is held as a number."""
+    return int(_truth(value))
 
 
 def _uuid(value: Any) -> bytes | None:

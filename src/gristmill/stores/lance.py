@@ -114,6 +114,8 @@ class Table:
             return Snapshot(schema, marks_of(note, self._place), lambda s: note.places.get(s, 0), table)
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
+        if isinstance(kind, pa.JsonType):
+            return kind.storage_type  # Lance would write the texts anew, and does not read them back
         return None if unwritable(kind) or not _held(kind) else pa.int32() if pa.types.is_null(kind) else kind
 
     def refused(self, now: Snapshot | None, load: Load) -> str | None:

@@ -26,7 +26,7 @@ from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Stor
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs
 from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
-from gristmill.stores.refused import refuse, refuse_longer
+from gristmill.stores.refused import AS_TEXT, refuse, refuse_far, refuse_longer
 
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
@@ -82,6 +82,7 @@ class Sorted:
         return _RUN
 
     def kept(self, batch: pa.RecordBatch, load: Load) -> pa.RecordBatch:
+        refuse_far(batch, self._place.shown, AS_TEXT)
         keys = packed_keys([batch.column(name) for name in load.key])
         shown, name = self._place.shown, ", ".join(load.key)
         empty, way = f"{shown}: a key ({name}) is empty", "drop such rows, or give another key"

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.casts import Lossy, lossless
+from gristmill.arrow.casts import Lossy, lossless, stored
 from gristmill.arrow.keys import comparable, has_nan
-from gristmill.arrow.schemas import wider
+from gristmill.arrow.schemas import storage, wider
 from gristmill.arrow.topython import to_plain, to_rows
 from gristmill.arrow.valuebytes import value_bytes
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, did_you_mean
 from gristmill.job.delivery import STORES, Delivery, place_of
 from gristmill.stores.contract import DISTANCE, Key, Mark, Metric, Near, Reader, Row, Searcher
-from gristmill.stores.keys import bare, exact
+from gristmill.stores.keys import exact
 from gristmill.stores.vectors import search_of
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ def asked(
     mark: Mark | None = None,
     texts: Mapping[str, pa.DataType] | None = None,
 ) -> pa.Table:
-    """The keys as a table of the key columns, one row each, of the bare types of these; a key that no row can have is
+    """The keys as a table of the key columns, one row each, of the plain types of these; a key that no row can have is
     null in all of them. Its values are those of the types that were delivered, where `mark` tells, or of the columns
     where these are wider: an earlier delivery may have brought what the latest type does not hold. Raises BadKey.
     `texts`: see `keys.exact`.
     """
     schema = decode_schema(mark.schema) if mark is not None else pa.schema([])
     own = {n: covering(schema.field(n).type, kind) if n in schema.names else kind for n, kind in columns.items()}
-    made = {n: _held(column, bare(columns[n])) for n, column in exact(keys, own, shown, texts).items()}
+    made = {n: _held(column, storage(columns[n])) for n, column in exact(keys, own, shown, texts).items()}
     there = functools.reduce(pc.and_, (pc.is_valid(column) for column in made.values()))
     if not pc.all(there, min_count=0).as_py():
         made = {n: pc.if_else(there, column, pa.scalar(None, column.type)) for n, column in made.items()}
@@ -88,7 +88,7 @@ def covering(kind: pa.DataType, column: pa.DataType) -> pa.DataType:
     """The type of keys for rows that were delivered as `kind`, in a column that may have others, too, as `column` holds
     them: the finer or wider of both.
     """
-    t, own, there = pa.types, bare(kind), bare(column)
+    t, own, there = pa.types, storage(kind), storage(column)
     if own == there or isinstance(kind, pa.BaseExtensionType):
         return kind
     if t.is_timestamp(own) and t.is_timestamp(there) and (own.tz is None) == (there.tz is None):
@@ -108,7 +108,7 @@ def widest(kind: pa.DataType) -> pa.DataType:
     """The widest type whose values are stored as those of `kind` are, where only what was delivered tells the type of a
     column: an earlier delivery may have brought what the latest type does not hold.
     """
-    t, own = pa.types, bare(kind)
+    t, own = pa.types, storage(kind)
     if isinstance(kind, pa.BaseExtensionType):
         return kind
     if t.is_integer(own):
@@ -148,7 +148,9 @@ def restored(
     """For each key the row found for it, in the types that were delivered. Raises BadSource if there are two."""
     names = keys.column_names
     wanted = [_told_apart(keys.column(name)) for name in names]
-    own = [_bare(found.column(name)).cast(keys.column(name).type) for name in names]  # keys are as the store holds them
+    own = [
+        stored(found.column(name)).cast(keys.column(name).type) for name in names
+    ]  # keys are as the store holds them
     there = list(zip(*map(_told_apart, own), strict=True))
     if mark is not None:
         found = delivered(found, mark)
@@ -169,13 +171,6 @@ def _told_apart(column: pa.ChunkedArray) -> list[Any]:
         there = chunk.is_valid() if nan is None else pc.and_not(chunk.is_valid(), nan.fill_null(False))
         told += pc.if_else(there, made, pa.scalar(None, made.type)).to_pylist()
     return told
-
-
-def _bare(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if isinstance(column.type, pa.BaseExtensionType):
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    kind = bare(column.type)
-    return column if column.type == kind else column.cast(kind)
 
 
 def repeated(shown: str, names: Sequence[str], key: Sequence[Any], way_out: str = OF_TABLE) -> BadSource:

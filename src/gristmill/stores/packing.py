@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -17,16 +18,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.casts import entries, is_list
-from gristmill.arrow.schemas import is_string, plain, unwritable
-from gristmill.arrow.topython import to_plain
+from gristmill.arrow.casts import clothed, entries, is_list, stored
+from gristmill.arrow.schemas import is_string, plain, storage, unwritable
+from gristmill.arrow.topython import from_plain, to_plain
 from gristmill.commit.generation import decode_schema, encode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.process.extras import require
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
 from gristmill.stores.contract import Key, Load, Mark
-from gristmill.stores.keys import bare
 from gristmill.stores.lookup import asked, widest
 
 SLICE_BYTES = 32 << 20  # of rows packed at once: Arrow's binary arrays hold 2 GB, and what is packed is larger
@@ -80,7 +80,7 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str, *, texts: bool =
                     "(evolve=True)"
                 )
             exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
-            exactly |= texts and pa.types.is_floating(plain(field.type))
+            exactly |= texts and pa.types.is_floating(storage(field.type))
             if kind is not None and (kind != field.type if exactly else not alike(kind, field.type)):
                 raise BadJob(
                     f"{shown}: column {field.name!r} is {kind} there, and {field.type} in the result: cast the values "
@@ -90,7 +90,7 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str, *, texts: bool =
 
 def alike(there: pa.DataType, own: pa.DataType) -> bool:
     """Whether values of one type are read right as those of another, where only the schema tells how to read them."""
-    there, own = (plain(k.storage_type if isinstance(k, pa.BaseExtensionType) else k) for k in (there, own))
+    there, own = map(storage, (there, own))
     t = pa.types
     for same in (t.is_integer, t.is_floating, t.is_null, is_string, _is_bytes):
         if same(there) and same(own):
@@ -145,7 +145,7 @@ def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
     """Each row's key as bytes: the text of the value of a single column (bytes as they are), or a MessagePack list."""
     if len(columns) > 1:
         return joined(_headers(np.full(len(columns[0]), len(columns)), _LIST), *map(_packed, columns))
-    column = columns[0].cast(plain(columns[0].type))
+    column = stored(columns[0])
     if _is_bytes(column.type):
         return column.cast(pa.binary())
     return _as_text(column).cast(pa.binary())
@@ -172,7 +172,7 @@ def _as_any(columns: Mapping[str, pa.DataType]) -> list[dict[str, pa.DataType]]:
     if len(columns) > 1:
         return [dict(columns)]
     ((name, kind),) = columns.items()
-    return [{name: k} for k in ((pa.int64(), pa.uint64()) if pa.types.is_integer(bare(kind)) else (widest(kind),))]
+    return [{name: k} for k in ((pa.int64(), pa.uint64()) if pa.types.is_integer(storage(kind)) else (widest(kind),))]
 
 
 def _quick_bytes(keys: Sequence[Any], kind: pa.DataType) -> list[bytes | None] | None:
@@ -354,7 +354,7 @@ def _as_text(values: pa.Array) -> pa.Array:
 def _restoring(kind: pa.DataType) -> Callable[[Any], Any] | None:
     """What makes a value of the type from what MessagePack gives; None if that is the value."""
     if isinstance(kind, pa.BaseExtensionType):
-        return _restoring(kind.storage_type)
+        return _extended(kind, _restoring(kind.storage_type) or _same)
     if (bare := plain(kind)) != kind:
         return _restoring(bare)
     t = pa.types
@@ -370,6 +370,13 @@ def _restoring(kind: pa.DataType) -> Callable[[Any], Any] | None:
     if t.is_temporal(kind) or t.is_decimal(kind):
         return lambda value: _scalar(value, kind)
     return None
+
+
+def _extended(kind: pa.BaseExtensionType, restore: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same for an extension type, of whose storage `restore` makes a value."""
+    if isinstance(kind, pa.UuidType):
+        return lambda value: uuid.UUID(bytes=value) if len(value) == 16 else value  # of an earlier delivery
+    return lambda value: to_plain(clothed(from_plain([restore(value)], kind.storage_type), kind))[0]
 
 
 def _same(value: Any) -> Any:

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.casts import entries, is_list
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.casts import entries, is_list, stored
 from gristmill.sinks.jsontext import json_texts
 from gristmill.stores.packing import fixed, joined, slices
 
@@ -48,10 +47,7 @@ def copied(batches: Iterable[pa.RecordBatch], kinds: Mapping[str, str]) -> Itera
 
 def _field(values: pa.Array, kind: str) -> pa.Array:
     """Each value with its length before it; a null is a length of -1."""
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
-    if (bare := plain(values.type)) != values.type:
-        values = values.cast(bare)
+    values = stored(values)
     if pa.types.is_null(values.type):
         return pa.array([_NULL] * len(values), pa.binary())
     made = _sized(_payload(values, kind))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.schemas import plain
-from gristmill.arrow.topython import to_plain
+from gristmill.arrow.casts import Lossy, clothed
+from gristmill.arrow.schemas import plain, storage
+from gristmill.arrow.topython import from_plain, to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadKey, BadSource
 from gristmill.process.extras import require
@@ -21,6 +24,7 @@ from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Search, St
 from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeated
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
+from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, latest, quoted
 from gristmill.stores.vectors import searched
 
@@ -32,6 +36,7 @@ _HELD = {
     "timestamp without time zone": pa.timestamp("us"), "timestamp with time zone": pa.timestamp("us", "UTC"),
     "time without time zone": pa.time64("us"), "interval": pa.duration("us"),
 }  # fmt: skip
+_MICROSECOND = dt.timedelta(microseconds=1)
 _WHOLE = {"character": "bpchar", "bit": "bit varying"}  # types that are of length 1 where none is said
 _TEXTS = ("text", "character varying", "character", "citext", "name")
 
@@ -54,7 +59,7 @@ class There:
         kind, column = self.kind(name), self.columns[name]
         if kind is None:
             return pa.uuid() if column == "uuid" else _HELD.get(base(column), pa.string())
-        held = pa.decimal128(38, 0) if pa.types.is_integer(plain(kind)) and base(column) == "numeric" else None
+        held = pa.decimal128(38, 0) if pa.types.is_integer(storage(kind)) and base(column) == "numeric" else None
         held = _HELD.get(column, held)
         return kind if held is None else covering(kind, held)
 
@@ -97,6 +102,7 @@ class ServerReader:
                 try:
                     if fresh:
                         self._connection = connected(self._place)
+                        read_far(self._connection)
                         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
                     with self._connection.transaction():
                         return what(Transaction(self._connection, self._place.shown))
@@ -129,7 +135,7 @@ class ServerReader:
         asked_for = asked(retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys, wanted, shown)
         if not keys:
             return there.mark, []
-        wants = list(zip(*(_given(asked_for.column(n), kind) for n, kind in wanted.items()), strict=True))
+        wants = list(zip(*(_given(asked_for.column(n), there.columns[n]) for n in wanted), strict=True))
         # No text here has a zero byte, and the server takes none; nor has a row a null in its key.
         once = [k for k in dict.fromkeys(wants) if not any(v is None or (isinstance(v, str) and "\0" in v) for v in k)]
         rows: dict[tuple[Any, ...], dict[str, Any]] = {}
@@ -180,10 +186,10 @@ class ServerReader:
             self._drop()
 
 
-def _given(values: pa.ChunkedArray, kind: pa.DataType) -> list[Any]:
+def _given(values: pa.ChunkedArray, column: str) -> list[Any]:
     """Values of a key column as the client takes them."""
     found = to_plain(values)
-    if isinstance(kind, pa.UuidType):
+    if column == "uuid":
         return [None if value is None else uuid.UUID(bytes=value) for value in found]
     return found
 
@@ -197,8 +203,10 @@ def _read_as(kind: str) -> str:
 
 def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[Any]:
     """Postgres's values as they were delivered; as the column has them, if `kind` does not hold them without loss."""
-    if kind is None:
+    if kind is None or column == "uuid":
         return values
+    if isinstance(kind, pa.BaseExtensionType):
+        return _extended(_restored(values, kind.storage_type, column), kind)
     bare, t = plain(kind), pa.types
     if t.is_nested(bare) and any(isinstance(v, str) for v in values):
         return to_plain(from_json(pa.array(values, pa.string()), bare))
@@ -206,7 +214,25 @@ def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[
         return [int(v) if v is not None and v == v.to_integral_value() else v for v in values]
     if (held := _values_of(column)) is None:
         return values if t.is_null(bare) else to_plain(pa.array(values, bare))
-    return to_plain(as_delivered(pa.chunked_array([pa.array(values, held)]), bare))
+    return to_plain(as_delivered(pa.chunked_array([_array(values, held)]), bare))
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Values as Python, or numpy where that has none, as an array."""
+    inner = (one for value in values for one in (value if isinstance(value, list) else (value,)))
+    if pa.types.is_temporal(getattr(kind, "value_type", kind)) and any(isinstance(one, np.generic) for one in inner):
+        return from_plain(values, kind)
+    if pa.types.is_duration(kind):  # Arrow fails at the longest
+        return pa.array([None if v is None else v // _MICROSECOND for v in values], pa.int64()).cast(kind)
+    return pa.array(values, kind)
+
+
+def _extended(values: list[Any], kind: pa.BaseExtensionType) -> list[Any]:
+    """Values of a storage as those of an extension type."""
+    try:
+        return to_plain(clothed(from_plain(values, kind.storage_type), kind))
+    except Lossy:  # an earlier delivery had a wider type
+        return values
 
 
 def _values_of(column: str) -> pa.DataType | None:

@@ -12,7 +12,7 @@ from gristmill.errors import BadJob
 from gristmill.process.extras import require
 from gristmill.stores.contract import Place, StoreUnavailable
 from gristmill.stores.pgcopy import copied
-from gristmill.stores.refused import without_zero_bytes
+from gristmill.stores.refused import AS_TEXT, without_far, without_zero_bytes
 from gristmill.stores.sql import named, quoted
 
 LONGEST = 63  # bytes of a name
@@ -51,6 +51,7 @@ class Transaction:
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
         kinds, names = self.columns(table), ", ".join(map(quoted, schema.names))
         batches = without_zero_bytes(batches, self._shown, "which Postgres does not take")
+        batches = without_far(batches, self._shown, AS_TEXT, [n for n, kind in kinds.items() if "json" in kind])
         with self._connection.cursor() as cursor:
             with cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
                 for data in copied(batches, kinds):

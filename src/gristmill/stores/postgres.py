@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.casts import is_list
-from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.schemas import storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
 from gristmill.stores import pgtable, pgvector, references
@@ -397,7 +397,7 @@ def _method(how: Any, kind: pa.DataType) -> tuple[str, str]:
 
 def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
     """The SQL type that holds all values of an Arrow type. Raises BadJob."""
-    t, bare = pa.types, plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    t, bare = pa.types, storage(kind)
     if bare in _SIMPLE:
         return _SIMPLE[bare]
     if t.is_timestamp(bare) and bare.unit != "ns":

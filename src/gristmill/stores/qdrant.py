@@ -24,8 +24,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
-from gristmill.arrow.schemas import plain
-from gristmill.arrow.topython import to_plain
+from gristmill.arrow.casts import clothed, stored
+from gristmill.arrow.schemas import plain, storage
+from gristmill.arrow.topython import from_plain, to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.process.extras import require
@@ -53,7 +54,7 @@ from gristmill.stores.contract import (
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
-from gristmill.stores.refused import refuse_endless
+from gristmill.stores.refused import AS_TEXT, refuse_endless, refuse_far
 from gristmill.stores.vectors import Indexed, indexed, searched
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
@@ -226,7 +227,7 @@ class Collections:
                     "cast them to text in a step, or drop it (drop=)"
                 )
         kind = load.schema.field(about.column).type
-        if plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind).value_type == pa.float64():
+        if storage(kind).value_type == pa.float64():
             raise BadJob(
                 f"{shown}: column {about.column!r} is {kind}, and Qdrant has vectors of float32: cast it in a step"
             )
@@ -315,6 +316,7 @@ class Collections:
 
         about = self._vectors(load)
         values, valid = refuse_endless(batch, about.column, self._place.shown)
+        refuse_far(batch, self._place.shown, AS_TEXT)
         rest = _texts(pa.Table.from_batches([batch]).drop_columns([about.column]))
         payloads = [json.loads(line) for piece in json_lines(rest) for line in bytes(piece).splitlines()]
         vectors = [{about.column: v} if there else {} for v, there in zip(values.tolist(), valid.tolist(), strict=True)]
@@ -447,8 +449,8 @@ class Collections:
 def _texts(rows: pa.Table) -> pa.Table:
     """Decimals as texts: JSON's numbers would be read as floats."""
     for at, field in enumerate(rows.schema):
-        if pa.types.is_decimal(plain(field.type)):
-            rows = rows.set_column(at, field.name, rows.column(at).cast(plain(field.type)).cast(pa.string()))
+        if pa.types.is_decimal(storage(field.type)):
+            rows = rows.set_column(at, field.name, stored(rows.column(at)).cast(pa.string()))
     return rows
 
 
@@ -493,7 +495,7 @@ class Known:
                 found = (vector or {}).get(field.name)
                 made[field.name] = None if found is None else pa.array(found, pa.float32()).to_pylist()
             elif field.name in values:
-                made[field.name] = _restored(values[field.name], plain(field.type))
+                made[field.name] = _restored(values[field.name], field.type)
         return {**made, **{name: value for name, value in values.items() if name not in made}}
 
 
@@ -587,7 +589,10 @@ def _restored(value: Any, kind: pa.DataType) -> Any:
     """A value of a payload as it was delivered."""
     if value is None:
         return None
-    t = pa.types
+    if isinstance(kind, pa.BaseExtensionType):
+        held = from_plain([_restored(value, kind.storage_type)], kind.storage_type)
+        return to_plain(clothed(held, kind))[0]
+    t, kind = pa.types, plain(kind)
     if any(f(kind) for f in (t.is_string, t.is_large_string, t.is_integer, t.is_boolean, t.is_null)):
         return value
     if t.is_fixed_size_binary(kind):

@@ -55,6 +55,7 @@ from gristmill.stores.packing import (
     told,
     unpacking,
 )
+from gristmill.stores.refused import AS_TEXT, refuse_far
 
 BUCKET = 100  # rows a hash: under 128, the server keeps it as one compact block
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
@@ -206,6 +207,7 @@ class Server:
             new = [part for part in parts if part.id.encode() not in there]
             # The more rows at once, the fewer commands: each is about one hash.
             for piece in gathered(batch for part in new for batch in part.batches()):
+                refuse_far(piece, self._place.shown, AS_TEXT)
                 self._send(commands(piece, load.key, self._at(place), buckets))
             if new:
                 self._client.hset(self._at(place, "parts"), mapping={part.id: part.rows for part in new})

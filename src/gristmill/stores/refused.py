@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.casts import entries
+from gristmill.arrow.casts import entries, is_list, stored
 from gristmill.arrow.schemas import is_string, plain
+from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadJob
 from gristmill.stores.vectors import matrix_of
 
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # from 1970: the first of the year 1, the last of 9999
+AS_TEXT = "which is kept as a text that has no such years"
+_TICKS = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}  # of a day
 SHOWN, LONG = 4, 40  # columns of a row that are shown, and letters of a value
 
 
@@ -30,15 +34,14 @@ def refuse(
 def _shown(row: pa.RecordBatch, columns: Sequence[str]) -> str:
     """Some values of a row, those that fit a line."""
     first = [field.name for field in row.schema if not pa.types.is_nested(field.type)][:SHOWN]
-    values = ((name, repr(row.column(name)[0].as_py())) for name in dict.fromkeys([*first, *columns]))
+    values = ((name, repr(to_plain(row.column(name))[0])) for name in dict.fromkeys([*first, *columns]))
     return ", ".join(f"{name} = {text if len(text) <= LONG else f'{text[:LONG]}…'}" for name, text in values)
 
 
 def _columns(batch: pa.RecordBatch) -> Iterator[tuple[str, pa.Array]]:
     """The columns by name, as values of plain types."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        bare = column.storage if isinstance(column, pa.ExtensionArray) else column
-        yield name, bare if (kind := plain(bare.type)) == bare.type else bare.cast(kind)
+        yield name, stored(column)
 
 
 def refuse_nan(batch: pa.RecordBatch, shown: str, why: str) -> None:
@@ -46,6 +49,44 @@ def refuse_nan(batch: pa.RecordBatch, shown: str, why: str) -> None:
     for name, column in _columns(batch):
         if pa.types.is_floating(column.type):
             refuse(batch, pc.is_nan(column), f"{shown}: column {name!r} has NaN, {why}", "replace it in a step", [name])
+
+
+def refuse_far(batch: pa.RecordBatch, shown: str, why: str, only: Collection[str] | None = None) -> None:
+    """Raises BadJob for a date or time that few clients have, at any depth; in these columns `only`."""
+    for name, column in _columns(batch):
+        if (only is None or name in only) and (far := _far(column)) is not None:
+            what = f"{shown}: column {name!r} has a date or time before the year 1 or after 9999, {why}"
+            refuse(batch, far, what, "change it in a step", [name])
+
+
+def without_far(
+    batches: Iterable[pa.RecordBatch], shown: str, why: str, only: Collection[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises as `refuse_far`."""
+    for batch in batches:
+        refuse_far(batch, shown, why, only)
+        yield batch
+
+
+def _far(values: pa.Array) -> np.ndarray | None:
+    """The rows with a date or time before the year 1 or after 9999; None where the type has none."""
+    kind, t = values.type, pa.types
+    if t.is_date(kind) or (t.is_timestamp(kind) and kind.unit != "ns"):
+        ticks = 1 if t.is_date32(kind) else _TICKS["ms" if t.is_date(kind) else kind.unit]
+        whole = values.cast(pa.int32()) if t.is_date32(kind) else values.cast(pa.int64())
+        days = pc.fill_null(whole, 0).to_numpy(zero_copy_only=False) // ticks
+        return np.asarray((days < FIRST_DAY) | (days > LAST_DAY))
+    if t.is_struct(kind):
+        found = [far for child in values.flatten() if (far := _far(child)) is not None]
+        return np.any(found, axis=0) if found else None
+    if not (t.is_map(kind) or is_list(kind)):
+        return None
+    lists = entries(values) if t.is_map(kind) else values
+    if (inner := _far(lists.flatten())) is None:
+        return None
+    far = np.zeros(len(values), bool)
+    far[np.asarray(pc.list_parent_indices(lists))[inner]] = True
+    return far
 
 
 def without_zero_bytes(batches: Iterable[pa.RecordBatch], shown: str, why: str) -> Iterator[pa.RecordBatch]:

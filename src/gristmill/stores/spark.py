@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 import pyarrow as pa
 
+from gristmill.arrow.schemas import storage
 from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.files.disk import LOCAL
 from gristmill.job.delivery import STAGING
@@ -43,6 +44,7 @@ from gristmill.stores.contract import (
     Store,
     StoreKind,
     StoreUnavailable,
+    fields_but_for_capitals,
     same_but_for_capitals,
 )
 from gristmill.stores.lake import (
@@ -242,6 +244,9 @@ class SparkTable(Lake):
     def check(self, load: Load) -> None:
         if (why := same_but_for_capitals(load.schema.names, "Spark")) is not None:
             raise BadJob(f"{self._place.shown}: {why}")
+        for field in load.schema:
+            if (why := fields_but_for_capitals(storage(field.type), "Spark")) is not None:
+                raise BadJob(f"{self._place.shown}: column {field.name!r}: {why}")
         super().check(load)
 
     def drop(self, load: Load, *, this: bool = False) -> None:

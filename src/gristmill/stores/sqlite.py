@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.casts import clothed, stored
+from gristmill.arrow.schemas import plain, storage, unwritable
 from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
@@ -40,7 +41,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.keys import number_text, retold
 from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
-from gristmill.stores.refused import refuse_hollow, refuse_nan
+from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_hollow, refuse_nan
 from gristmill.stores.sql import (
     MARKS,
     PARTS,
@@ -275,7 +276,8 @@ class Transaction:
         sql, rows = f"INSERT INTO {table} ({names}) VALUES ({marks})", 0
         for batch in batches:
             refuse_nan(batch, self._place.shown, "which SQLite stores as null")
-            for vectors in (f.name for f in schema if _is_vector(plain(f.type))):
+            refuse_far(batch, self._place.shown, AS_TEXT)
+            for vectors in (f.name for f in schema if _is_vector(storage(f.type))):
                 refuse_hollow(batch, vectors, self._place.shown)
             columns = [_values(batch.column(i)) for i in range(len(schema))]
             self._connection.executemany(sql, zip(*columns, strict=True))
@@ -338,7 +340,7 @@ def _affinity(kind: str) -> str:
 
 def _kind(kind: pa.DataType, where: str) -> str:
     """The SQL type that holds all values of an Arrow type. Raises BadJob."""
-    t, bare = pa.types, plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    t, bare = pa.types, storage(kind)
     if t.is_uint64(bare):
         raise BadJob(f"{where} is {kind}, of which SQLite holds the half: cast it to int64 or to text in a step")
     if unwritable(bare) is not None:
@@ -366,11 +368,8 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 def _values(column: pa.Array) -> list[Any]:
     """A column as SQLite's values. It has no NaN, which would become null."""
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if (bare := plain(column.type)) != column.type:
-        column = column.cast(bare)
-    t = pa.types
+    column = stored(column)
+    t, bare = pa.types, column.type
     if t.is_floating(bare):
         return list(column.cast(pa.float64()).to_pylist())
     if t.is_duration(bare):
@@ -393,6 +392,8 @@ def _packed(column: pa.Array) -> list[bytes | None]:
 
 def _restored(values: list[Any], kind: pa.DataType) -> pa.Array:
     """SQLite's values as they were delivered; in the widest type that is held alike, if `kind` does not hold them."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return clothed(_restored(values, kind.storage_type), kind)
     t, bare = pa.types, plain(kind)
     if t.is_boolean(bare):
         return pa.array([None if v is None else bool(v) for v in values], kind)
@@ -439,7 +440,7 @@ class There:
     @property
     def floats(self) -> dict[str, pa.DataType]:
         """Columns of floats as they were delivered: all are held as the widest."""
-        return {f.name: f.type for f in self.schema if pa.types.is_floating(plain(f.type))}
+        return {f.name: f.type for f in self.schema if pa.types.is_floating(storage(f.type))}
 
     def key_type(self, name: str, declared: str) -> pa.DataType:
         """The type by which keys of a column are read."""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.rows import picked
-from gristmill.arrow.schemas import plain
+from gristmill.arrow.schemas import storage
 from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.stores.contract import Load, Metric, Near, Row, Search
@@ -56,7 +56,7 @@ def search_of(given: Any, k: int, column: str | None, metric: str | None, dimens
 
 def is_vector(kind: pa.DataType) -> bool:
     """Whether values of a type are vectors of one length."""
-    bare = plain(kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind)
+    bare = storage(kind)
     return bool(pa.types.is_fixed_size_list(bare) and pa.types.is_floating(bare.value_type) and bare.list_size)
 
 
