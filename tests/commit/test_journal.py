@@ -279,7 +279,7 @@ def test_the_first_rows_are_known_to_their_own_shards(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_written_once_it_can(tmp_path: Path) -> None:
-    """An error passes, as that of a full disk: part of a record makes no other unreadable; meanwhile there is trouble."""
+    """An error passes, as that of a full disk: part of a record makes no other unreadable; there is trouble."""
     journal = Journal(str(tmp_path), 0, "ra", "a", LOCAL)
     journal.ready()
     journal.put(journal.key(0), "zero", {})

@@ -280,7 +280,7 @@ class Paid:
         await self._can_keep(bill)
         spending = self.spending
         given, made = spending.tokens(tokens, most_tokens(body))
-        stake = Stake(spending, bill, tokens, spending.guess(tokens, most_tokens(body)))
+        stake = Stake(spending, bill, tokens, most_tokens(body))
         await stake.again()
         try:
             reply = await self._asked.ask(body, given + made, path, stake)
