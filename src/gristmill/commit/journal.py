@@ -68,7 +68,8 @@ class Journal:
     in the order in which each made them.
 
     `inherits` are shards of earlier generations that were given up: what they were answered is as if an earlier attempt
-    at this shard had been, and is gone with its journal.
+    at this shard had been, and is gone with its journal. `inherited` are the folders of all generations of
+    which any shard inherits something.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Journal:
         secrets: tuple[Secret, ...] = (),
         once: Callable[[], Once] | None = None,
         inherits: Sequence[Inherited] = (),
+        inherited: Sequence[str] = (),
     ) -> None:
         self.allowance = allowance
         self.once = once
@@ -118,6 +120,7 @@ class Journal:
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
                     data = files.read(join(self._folder, name))
                     self._read(data, own or shard == 0, ours, None if own else holds, ended)
+        self._generations = (*inherited, folder)
         self._inherited = [path for one in inherits for path in self._of_before(one)]
         for path in self._inherited:
             with contextlib.suppress(FileNotFoundError):  # the same
@@ -184,7 +187,7 @@ class Journal:
 
     def everywhere(self) -> list[Any]:
         """See models.contract.Journal."""
-        return notes(os.path.dirname(self._folder), self._files)
+        return [note for folder in self._generations for note in notes(folder, self._files)]
 
     def note(self, told: Mapping[str, Any], used: Mapping[str, float] | None = None, once: str = "") -> None:
         """See models.contract.Journal."""

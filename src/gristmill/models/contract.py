@@ -225,7 +225,9 @@ class Journal(Protocol):
         ...
 
     def everywhere(self) -> Sequence[Any]:
-        """What was noted of all shards that are not committed, by any attempt until now."""
+        """What was noted of all shards that are not committed, by any attempt until now, in this generation or in those
+        whose answers it inherits.
+        """
         ...
 
     def held(self, key: bytes) -> int:

@@ -299,7 +299,7 @@ class ShardWorker:
             attempt, secret, holds = secrets.token_hex(6), self._recipe.secrets, task.shard.holding()
             journal = Journal(
                 task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret,
-                self._once(task.folder), task.inherits,
+                self._once(task.folder), task.inherits, task.inherited,
             )  # fmt: skip
             journal.ready()
             self._journals[item.key] = journal
