@@ -325,9 +325,8 @@ def letters_in(found: Mapping[str, Any], path: str) -> int:
 
 def _first(choices: Any) -> Any:
     """The choice that is the first by its index, where each has one; else the first of the list."""
-    numbers = [choice.get("index") if isinstance(choice, Mapping) else None for choice in choices]
-    told = all(type(n) is int for n in numbers)
-    return choices[numbers.index(min(numbers))] if told else choices[0]
+    numbers = [n for choice in choices if isinstance(choice, Mapping) and type(n := choice.get("index")) is int]
+    return choices[numbers.index(min(numbers))] if len(numbers) == len(choices) else choices[0]
 
 
 def _of_choice(found: Mapping[str, Any]) -> tuple[str | None, str]:
