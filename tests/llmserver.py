@@ -101,6 +101,7 @@ class Chat:
         self.names = True  # each reply has an id of its own
         self.terse = True  # answers a prompt of one character, too
         self.answer = "echo"
+        self.fixed = 0  # tokens that each prompt has beside its own
         self.seed = 0
         self.retry_after: Any = None
         for name, value in options.items():
@@ -226,7 +227,7 @@ class Chat:
             return 200, _other(path, len(said.split())), {}
         if self.empties and self.empties in said:
             return 200, {"id": "x", "choices": [], "usage": _usage(len(said.split()), content)}, {}
-        found = _FORMS[path](content, reason, len(said.split()), _tokens(content, body))
+        found = _FORMS[path](content, reason, self.fixed + len(said.split()), _tokens(content, body))
         if self.odd and "odd" in said.split():
             usage = self.odd.get("usage", found["usage"])
             found = {**found, "choices": [{**found["choices"][0], **self.odd}], "usage": usage}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import resource
+import signal
 import threading
 import time
 from pathlib import Path
@@ -274,3 +276,30 @@ def test_the_first_rows_are_known_to_their_own_shards(tmp_path: Path) -> None:
     probe.close()
     mine = Journal(folder, 3, "ra", "a", LOCAL, holds=lambda row: row == ("f", 10))
     assert mine.earlier(mine.key("same")) == (True, 1) and mine.earlier(mine.key("same")) == (False, None)
+
+
+def test_what_cannot_be_written_is_written_once_it_can(tmp_path: Path) -> None:
+    """An error passes, as that of a full disk: part of a record makes no other unreadable; there is trouble."""
+    journal = Journal(str(tmp_path), 0, "ra", "a", LOCAL)
+    journal.ready()
+    journal.put(journal.key(0), "zero", {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (next((tmp_path / "journal").iterdir()).stat().st_size + 9, hard))
+        with pytest.raises(OSError):
+            journal.note({"batch": 1})
+        for n in (1, 2):
+            journal.put(journal.key(n), f"answer {n}", {})
+        assert isinstance(journal.trouble, OSError)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    until = time.monotonic() + 5
+    while journal.trouble is not None and time.monotonic() < until:
+        time.sleep(0.02)
+    journal.put(journal.key(3), "three", {})
+    journal.close()
+    again = Journal(str(tmp_path), 0, "rb", "b", LOCAL)
+    kept = [again.earlier(again.key(n)) for n in range(4)]
+    assert kept == [(True, "zero"), (True, "answer 1"), (True, "answer 2"), (True, "three")] and not again.notes

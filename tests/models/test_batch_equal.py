@@ -21,6 +21,7 @@ import pytest
 import gristmill as gm
 from batchjobs import PROVIDERS, answers, asked, once, until
 from batchserver import BatchServer
+from gristmill.errors import RunFailed
 from llmserver import KEY
 
 PRICE = {"input": "1/token", "output": "1/token"}  # 8 dollars a row
@@ -189,3 +190,32 @@ def test_a_shard_whose_rows_are_dead_letters_holds_no_other_up(server: BatchServ
     assert (report.rows_ok, report.rows_dead) in ((38, 2), (39, 1))
     once(told)
     assert {letter["message"] for letter in gm.dead(str(tmp_path / "out")).to_pylist()} == {"400: Not this one"}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_equal_requests_of_batches_that_another_shard_inherits(
+    server: BatchServer, tmp_path: Path, workers: int
+) -> None:
+    """An update over a changed source goes on with the batches of a run that it gives up, in whichever shard."""
+    (tmp_path / "in").mkdir()
+    server.set(takes=0.2)
+
+    def run(first: str, **how: Any) -> gm.Report:
+        texts = [first, *(f"row {n % 20} is here" for n in range(1, 60))]
+        pq.write_table(pa.table({"id": range(60), "text": texts}), tmp_path / "in" / "a.parquet")
+        model = gm.Prompt("{{ text }}", "m", max_tokens=5, batch_api="openai", dedupe=True)
+        sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+        update: Any = {"key": ["id"]}
+        return gm.Job(str(tmp_path / "in"), model, sink, workers=workers, shard_rows=20, update=update, **how).run()
+
+    server.set(away="GET batch", retry_after="1000")
+    with pytest.raises(RunFailed):
+        run("row 0 is here", batch_timeout=1.0)
+    server.set(away="", retry_after=None)
+    assert run("changed is here").rows_ok == 60
+    told = server.told()  # the first row of all is asked alone, before there are shards, and its answer is its own
+    assert billed(told) <= 22 and told["batches"] == [19, 1]
+    found = gm.read(str(tmp_path / "out")).to_table().to_pylist()
+    want = {n: f"<row {n % 20} is here>" for n in range(1, 60)}
+    assert {row["id"]: row["answer"] for row in found} == {0: "<changed is here>", **want}

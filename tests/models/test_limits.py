@@ -25,7 +25,7 @@ from gristmill.commit.journal import Journal
 from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.models import prompt, spending
+from gristmill.models import prompt, spending, usual
 from gristmill.models.bill import Bill
 from gristmill.models.contract import Place
 from gristmill.models.endpoint import Endpoint
@@ -55,6 +55,32 @@ def test_rows_that_are_longer_than_those_before_cross_no_max_cost(chat: ChatServ
         gm.prompt(pa.table({"id": range(400), "text": texts}), tmp_path / "out", price=price, max_cost=3.0, **ask)
     spent = sum(len(text.split()) for text in chat.told()["answered"]) / 1000
     assert 2.0 < spent <= 3.0
+
+
+def test_what_all_prompts_have_crosses_no_max_cost(chat: ChatServer, tmp_path: Path) -> None:
+    """As templates of chats, schemas and images: long rows do not tell what short ones take."""
+    chat.set(answer="never", latency=0.1, fixed=100)
+    texts = [f"{n} " + "text " * 400 for n in range(20)] + [f"r {n}" for n in range(200)]
+    ask: dict[str, Any] = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "workers": 1, "concurrency": 100}
+    price = {"input": "1/token", "output": "0/token"}
+    with pytest.raises(RunFailed, match="max_cost 12000"):
+        gm.prompt(pa.table({"id": range(220), "text": texts}), tmp_path / "out", price=price, max_cost=12_000.0, **ask)
+    spent = sum(100 + len(text.split()) for text in chat.told()["answered"])
+    assert 10_000 < spent <= 12_000
+
+
+@given(
+    st.integers(0, 500), st.floats(0.3, 3.0), st.lists(st.floats(1.0, 2000.0), min_size=1, max_size=40),
+    st.floats(1.0, 2000.0),
+)  # fmt: skip
+def test_prompts_are_not_taken_to_be_less_than_they_are(
+    fixed: int, slope: float, sizes: list[float], size: float
+) -> None:
+    """Whatever part all have besides their length, and whichever lengths were answered."""
+    known = usual.Usual()
+    for one in sizes:
+        known.add(one, fixed + slope * one, 1.0, None)
+    assert known.tokens(size, None)[0] >= (fixed + slope * size) * (1 - 1e-6)
 
 
 @pytest.mark.few(3)

@@ -203,3 +203,56 @@ def test_a_price_without_a_unit_is_told_which(chat: ChatServer) -> None:
     for price in ({"input": 0.20, "output": "1/1M"}, {"input": "$0.2", "output": "1/1M"}):
         with pytest.raises(BadJob, match=r"without a unit: \$?0\.2/1M is for a million tokens"):
             gm.Prompt("{{ text }}", "m", price=price)  # type: ignore[arg-type]
+
+
+def refused(tmp_path: Path, ids: range) -> None:
+    """A source of rows of which each other one is refused, as long as the server forbids them."""
+    (tmp_path / "in").mkdir(exist_ok=True)
+    texts = [f"{'bad' if n % 2 else 'row'} {n} is here" for n in ids]
+    pq.write_table(pa.table({"id": list(ids), "text": texts}), tmp_path / "in" / f"{ids[0]}.parquet")
+
+
+def job(tmp_path: Path, update: bool = True, **more: Any) -> gm.Job:
+    model = gm.Prompt("{{ text }}", "m", price=PRICE, max_tokens=5, **more)
+    how: dict[str, Any] = {"update": {"key": ["id"]}} if update else {}
+    how["gates"] = gm.Gates(min_ok=0.0)
+    return gm.Job(
+        str(tmp_path / "in"), model, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=1, shard_rows=10, **how
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("update", [True, False], ids=["update", "append"])
+def test_retry_dead_gives_up_nothing_that_was_paid_for(chat: ChatServer, tmp_path: Path, update: bool) -> None:
+    """An unfinished update or append has answers: it is finished first, and then the dead letters are scored."""
+    chat.set(forbids="bad")
+    refused(tmp_path, range(20))
+    job(tmp_path, update).run()
+    refused(tmp_path, range(100, 140))
+    more: dict[str, Any] = {} if update else {"append": True}
+    with pytest.raises(RunFailed, match="max_cost 40"):
+        job(tmp_path, update, max_cost=40.0).run(**more)
+    with pytest.raises(BadJob, match=r"would be given up, with \d+ answers of an endpoint.*run"):
+        gm.retry_dead(job(tmp_path, update))
+    chat.set(forbids="")
+    job(tmp_path, update).run(**more)
+    gm.retry_dead(job(tmp_path, update))
+    answered = chat.told()["answered"]
+    assert set(answered.values()) == {1} and len(answered) == len(texts(tmp_path)) == 60
+
+
+@pytest.mark.long
+def test_an_update_keeps_what_an_unfinished_retry_was_answered(chat: ChatServer, tmp_path: Path) -> None:
+    """Dead rows that it has scored, and committed or not, are not paid for again."""
+    chat.set(forbids="bad")
+    refused(tmp_path, range(40))
+    job(tmp_path).run()
+    chat.set(forbids="")
+    with pytest.raises(RunFailed, match="max_cost 60"):
+        gm.retry_dead(job(tmp_path, max_cost=60.0))
+    paid = len(chat.told()["answered"])
+    refused(tmp_path, range(100, 102))
+    job(tmp_path).run()
+    answered = chat.told()["answered"]
+    assert paid > 30 and set(answered.values()) == {1} and len(answered) == 42
+    assert texts(tmp_path) == {n: f"<{'bad' if n % 2 else 'row'} {n} is here>" for n in [*range(40), 100, 101]}

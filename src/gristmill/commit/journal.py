@@ -34,6 +34,7 @@ SOON = 0.5  # seconds after which an answer is in a store; on a disk it is there
 # Where code has to be compared first, that takes a part of the time: after each, answers are collected for so many
 # times what it took (a millisecond, mostly: less than an answer is in flight), at most for so many seconds.
 RESTS, AT_ONCE = 4, 0.1
+AGAIN = 0.5  # seconds until what could not be written is written again
 PROBE = "probe"  # instead of a shard's number: the first rows, of whichever shards
 _HEAD = struct.Struct("<16sII")  # the row's digest, the length of the answer, and the CRC-32 of all three
 TRACE = 4_000  # characters of a failed row's traceback that are kept, the last ones
@@ -67,7 +68,8 @@ class Journal:
     in the order in which each made them.
 
     `inherits` are shards of earlier generations that were given up: what they were answered is as if an earlier attempt
-    at this shard had been, and is gone with its journal.
+    at this shard had been, and is gone with its journal. `inherited` are the folders of all generations of
+    which any shard inherits something.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Journal:
         secrets: tuple[Secret, ...] = (),
         once: Callable[[], Once] | None = None,
         inherits: Sequence[Inherited] = (),
+        inherited: Sequence[str] = (),
     ) -> None:
         self.allowance = allowance
         self.once = once
@@ -100,8 +103,10 @@ class Journal:
         self._storing = threading.Lock()  # held from when answers are taken until they are written
         self._busy = False  # the same, for whoever does not wait
         self._out: Any = None
-        self._ended = False  # or its disk cannot be written
+        self._ended = False
         self.closed = False
+        self.trouble: Exception | None = None  # see models.contract.Journal
+        self._whole, self._torn = 0, False  # bytes of whole records in the file, and whether there may be others
         self._waiting: list[bytes] = []
         self._segments = 0
         self._timer: threading.Timer | None = None
@@ -115,6 +120,7 @@ class Journal:
                 with contextlib.suppress(FileNotFoundError):  # an attempt that was given up has committed after all
                     data = files.read(join(self._folder, name))
                     self._read(data, own or shard == 0, ours, None if own else holds, ended)
+        self._generations = (*inherited, folder)
         self._inherited = [path for one in inherits for path in self._of_before(one)]
         for path in self._inherited:
             with contextlib.suppress(FileNotFoundError):  # the same
@@ -122,6 +128,12 @@ class Journal:
         for key, firsts in self._firsts.items():
             for _ in range(min(len(firsts), ended[key])):
                 firsts.popleft()
+
+    def ready(self) -> None:
+        """Called before anything is asked, so that what is paid for can be kept. Raises OSError."""
+        if isinstance(self._files, LocalFiles):
+            with self._lock:
+                self._opened()
 
     def _of_before(self, one: Inherited) -> list[str]:
         """The journals of a shard of an earlier generation; the first rows' answers are with those of shard 0."""
@@ -175,7 +187,7 @@ class Journal:
 
     def everywhere(self) -> list[Any]:
         """See models.contract.Journal."""
-        return notes(os.path.dirname(self._folder), self._files)
+        return [note for folder in self._generations for note in notes(folder, self._files)]
 
     def note(self, told: Mapping[str, Any], used: Mapping[str, float] | None = None, once: str = "") -> None:
         """See models.contract.Journal."""
@@ -189,7 +201,7 @@ class Journal:
             if self._ended:
                 raise OSError(f"{self._folder}: the journal of this attempt is closed")
             if isinstance(self._files, LocalFiles):
-                _write_all(self._opened(), record)
+                self._append(record)
                 os.fsync(self._out.fileno())
                 return
             self._segments += 1
@@ -198,8 +210,8 @@ class Journal:
 
     def put(self, key: bytes, answer: Any, used: Mapping[str, float], place: Place | None = None) -> None:
         """Keep an answer, if it has a key and is of plain values: texts, numbers, lists and dicts of these; and what it
-        has taken. If it cannot be written, that is said once: the shard's own files will show whether the sink can be
-        written. `place` is that of a probe's row.
+        has taken. What cannot be written is written later: until then there is `trouble`, which is said once. `place`
+        is that of a probe's row.
         """
         try:
             if not key or not _plain(answer):
@@ -245,8 +257,11 @@ class Journal:
         with self._lock:
             if self._ended:
                 return
-            if self._stands is None and isinstance(self._files, LocalFiles):
-                return self._write(record)
+            if self._stands is None and isinstance(self._files, LocalFiles) and self.trouble is None:
+                try:
+                    return self._append(record)
+                except OSError as e:
+                    self._troubled(e)
             self._waiting.append(record)
             if self._timer is not None or self._busy:
                 return
@@ -257,6 +272,8 @@ class Journal:
         self._stored()
 
     def _wait(self) -> float:
+        if self.trouble is not None:
+            return AGAIN
         return self._free - time.monotonic() if isinstance(self._files, LocalFiles) else SOON
 
     def _later(self, wait: float) -> None:
@@ -264,11 +281,14 @@ class Journal:
         self._timer.daemon = True
         self._timer.start()
 
-    def _write(self, records: bytes) -> None:
-        try:
-            _write_all(self._opened(), records)
-        except OSError as e:
-            self._stop(e)
+    def _append(self, records: bytes) -> None:
+        """Raises OSError; nothing of them is in the file then, once something else is."""
+        out = self._opened()
+        if self._torn:  # what follows a part of a record could not be read
+            out.truncate(self._whole)
+        self._torn = True
+        _write_all(out, records)
+        self._whole, self._torn = self._whole + len(records), False
 
     def _opened(self) -> Any:
         if self._out is None:
@@ -284,8 +304,14 @@ class Journal:
     def _end(self) -> None:
         with self._lock:
             self._ended = self.closed = True
-            if self._out is not None:
+            if self._out is not None and not self._out.closed:
+                if self._torn:
+                    with contextlib.suppress(OSError):
+                        self._out.truncate(self._whole)
                 self._out.close()
+                if not self._whole:
+                    with contextlib.suppress(OSError):  # it is as good as gone: there is no answer in it
+                        self._files.remove(self._path)
 
     def remove(self) -> None:
         """The shard is committed: its answers are in its files."""
@@ -332,18 +358,22 @@ class Journal:
             self._ended = True
             return
         try:
-            with self._lock:
-                if isinstance(self._files, LocalFiles) and not self._ended:
-                    self._write(records)
-                    return
-            if not self._ended:
+            if isinstance(self._files, LocalFiles):
+                with self._lock:
+                    if not self._ended:
+                        self._append(records)
+            elif not self._ended:
                 self._files.note(f"{self._path}-{segment:06d}", records)
+            self.trouble = None
         except Exception as e:  # whatever a store's library raises: the rows do not depend on it
-            self._stop(e)
+            with self._lock:
+                self._waiting.insert(0, records)
+                self._troubled(e)
 
-    def _stop(self, error: Exception) -> None:
-        self._ended = True
-        say(f"{self._folder}: answers cannot be kept there ({error}); a kill would have them asked for again")
+    def _troubled(self, error: Exception) -> None:
+        if self.trouble is None:
+            say(f"{self._folder}: answers cannot be kept there ({error}); until they can, a kill loses them")
+        self.trouble = error
 
 
 def _write_all(out: Any, data: bytes) -> None:

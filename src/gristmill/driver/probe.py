@@ -44,11 +44,14 @@ class Planned(Chosen):
 
     plan: Plan
     inherits: Mapping[int, tuple[Inherited, ...]] = field(default_factory=dict, kw_only=True)  # by shard
+    inherited: tuple[str, ...] = field(default=(), kw_only=True)  # folders of the generations that shards inherit of
 
     @staticmethod
     def made(at: Chosen, plan: Plan) -> Planned:
         """A generation with its plan."""
-        return Planned(**{**vars(at), "plan": plan}, inherits=inherited.read(at.generation, plan.about.kept))
+        inherits = inherited.read(at.generation, plan.about.kept)
+        folders = sorted({one.folder for some in inherits.values() for one in some})
+        return Planned(**{**vars(at), "plan": plan}, inherits=inherits, inherited=tuple(folders))
 
     def task(self, number: int) -> Task:
         """What a worker is given to score a shard."""
@@ -59,7 +62,16 @@ class Planned(Chosen):
         told = self.plan.schema, tuple(about.answers), made
         inherits = self.inherits.get(number, ())
         where = g.number, g.folder, self.root
-        return Task("score", self.plan.shards[number], *where, *told, only=only, kept=kept, inherits=inherits)
+        return Task(
+            "score",
+            self.plan.shards[number],
+            *where,
+            *told,
+            only=only,
+            kept=kept,
+            inherits=inherits,
+            inherited=self.inherited,
+        )
 
 
 def first_rows(at: Chosen) -> int:

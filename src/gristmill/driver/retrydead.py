@@ -12,7 +12,7 @@ import pyarrow as pa
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation, sources_of
 from gristmill.driver.planning import Resolved
-from gristmill.driver.selection import ACCEPT, RESTART, RETRY, Choice, Held, as_it_is, before_others, compared
+from gristmill.driver.selection import ACCEPT, RESTART, RETRY, Choice, Held, as_it_is, before_others, compared, paid
 from gristmill.driver.sourcecheck import owned
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.files.contract import Files
@@ -88,6 +88,12 @@ def choose(
         elif r.job.update is not None:
             way = f"{RUN}: an update scores what has changed, and dead rows again"
         raise PlanChanged(f"{uri}: this is not the job that wrote these dead letters:\n{digests.listed(lines)}\n{way}")
+    if aside is not None and (dropped := paid(aside)):
+        way = f"{RUN}{' with --append (append=True)' if aside.kind == 'append' else ''}"
+        raise BadJob(
+            f"{uri}: the unfinished {aside.kind} here (generation {aside.number}) would be given up, with {dropped}: "
+            f"{way} to go on with it, then retry-dead; or use {RESTART}"
+        )
     if aside is not None and aside.kind == "append":
         tell("the unfinished append is put aside: the next run with --append (append=True) starts it over")
     generation = held.claim("retry-dead", r)

@@ -71,7 +71,7 @@ def _carried(held: Held, r: Resolved) -> Iterator[Generation]:
     for begun in reversed(held.claims):
         if begun.number <= since:
             return
-        if begun.kind in ("new", "update", "restart") and begun.planned and not differing(begun, r, held):
+        if begun.kind in ("new", "update", "restart", "retry-dead") and begun.planned and not differing(begun, r, held):
             yield begun
         if begun.kind == "restart" and not begun.lost:
             return

@@ -126,7 +126,7 @@ class Chat:
 
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
-        choice = found["choices"][0]
+        choice = _first(found["choices"])
         message = choice.get("message") or {}
         ended, failed = self.ended(found)
         content = message.get("content")
@@ -166,7 +166,7 @@ class Completions:
 
     def reply(self, found: Mapping[str, Any]) -> Reply:
         """See Form."""
-        choice = found["choices"][0]
+        choice = _first(found["choices"])
         ended, failed = self.ended(found)
         logged = choice.get("logprobs") or {}
         pairs = zip(logged.get("tokens") or (), logged.get("token_logprobs") or (), strict=False)
@@ -323,8 +323,14 @@ def letters_in(found: Mapping[str, Any], path: str) -> int:
     return 0 if reply is None else sum(len(text or "") for text in (reply.text, reply.reasoning, reply.refusal))
 
 
+def _first(choices: Any) -> Any:
+    """The choice that is the first by its index, where each has one; else the first of the list."""
+    numbers = [n for choice in choices if isinstance(choice, Mapping) and type(n := choice.get("index")) is int]
+    return choices[numbers.index(min(numbers))] if len(numbers) == len(choices) else choices[0]
+
+
 def _of_choice(found: Mapping[str, Any]) -> tuple[str | None, str]:
-    choice = found["choices"][0]
+    choice = _first(found["choices"])
     return _ended(choice.get("finish_reason"), choice.get("error") or found.get("error"))
 
 

@@ -211,6 +211,13 @@ class Journal(Protocol):
         """Whether its attempt is over: what comes now is kept and told nowhere."""
         ...
 
+    @property
+    def trouble(self) -> Exception | None:
+        """Why what was put here last could not be kept yet; None if all is: it is tried again, and nothing more should
+        be paid for meanwhile.
+        """
+        ...
+
     def note(self, told: Mapping[str, Any], used: Mapping[str, float] | None = None, once: str = "") -> None:
         """Note something, as JSON, before this returns, so that no death of the process undoes it; and what it has
         taken (USED), which no row tells, and which counts once of all that is noted for that. Raises OSError.
@@ -218,7 +225,9 @@ class Journal(Protocol):
         ...
 
     def everywhere(self) -> Sequence[Any]:
-        """What was noted of all shards that are not committed, by any attempt until now."""
+        """What was noted of all shards that are not committed, by any attempt until now, in this generation or in those
+        whose answers it inherits.
+        """
         ...
 
     def held(self, key: bytes) -> int:

@@ -368,6 +368,15 @@ class _Payers:
         for payer in payers:
             payer.fly()
 
+    def still(self) -> bool:
+        """See Payer."""
+        payers = [one.payer for one in self.some if one.payer is not None]
+        if all(payer.still() for payer in payers):
+            return True
+        for payer in payers:
+            payer.free()
+        return False
+
     def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
         """See Payer."""
         payer = next((one.payer for one in self.some if one.payer is not None), None)

@@ -88,9 +88,19 @@ class Payer(Protocol):
         """Returns once there is money to send it again. Raises RunFailed."""
         ...
 
+    def still(self) -> bool:
+        """Whether what is kept free for it is enough, by what others have taken since it began to wait; if not, nothing
+        is kept, and it is not to be sent before `again`.
+        """
+        ...
+
     def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
         """Another one was sent to see whether the endpoint is well; without a reply it may have to be paid for, too."""
         ...
+
+
+class Dearer(Exception):
+    """More has to be kept free for a request than was there when it began to wait."""
 
 
 class Endpoint:
@@ -198,6 +208,9 @@ class Endpoint:
                     self.ending.go_on()
                     address = await self._turn(tokens, refusing)
                     self.ending.go_on()  # as it may be over since it began to wait
+                    if payer is not None and not payer.still():
+                        self._turns.more(-tokens)
+                        raise Dearer
                     sent = time.monotonic()
                     try:
                         found = await self._sent(address, path, data)
@@ -205,6 +218,11 @@ class Endpoint:
                         if payer is not None:
                             payer.lost()
                         raise
+            except Dearer:
+                assert payer is not None
+                tries -= 1
+                await payer.again()  # without a place, which those in flight may need to be answered
+                continue
             except Closed as closed:
                 self._without(address, closed)
                 continue

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from gristmill.errors import GristmillError
+from gristmill.errors import BadModel, GristmillError, RunFailed
 from gristmill.job.endpoints import Provider
 from gristmill.job.secret import reveal, secrets_in
 from gristmill.models.answercache import AnswerCache, digest_of
@@ -30,8 +30,11 @@ from gristmill.models.room import Room
 from gristmill.models.spending import LOOK, Spending, Stake
 from gristmill.models.usual import most_tokens
 from gristmill.models.vendors import OPENAI, VENDORS, Vendor
+from gristmill.process.descriptors import room
+from gristmill.process.ownstderr import say
 
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
+UNKEPT = 10.0  # seconds for which answers may not be kept, while no more are asked for
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
 
 
@@ -76,17 +79,35 @@ def endpoint_of(
     vendor: Vendor = OPENAI,
 ) -> Endpoint:
     """The endpoint that a spec names. `share` of the run's limits are this worker's, which asks `at_once` at a time,
-    each for up to `limit` seconds; `nobody` and `vendor` as for Endpoint.
+    each for up to `limit` seconds; `nobody` and `vendor` as for Endpoint. Raises BadModel if this process may not have
+    so many connections.
     """
-
-    urls = str(reveal(spec.base_url)).split(",")
+    urls = [url.strip() for url in str(reveal(spec.base_url)).split(",") if url.strip()]
     auto = spec.concurrency == "auto" or spec.batch_api is not None
     return Endpoint(
-        [url.strip() for url in urls if url.strip()], reveal(spec.api_key),
-        timeout=spec.timeout, limit=0.9 * limit, room=Room(at_once, auto=auto),
+        urls, reveal(spec.api_key),
+        timeout=spec.timeout, limit=0.9 * limit, room=Room(_connections(at_once, len(urls), auto), auto=auto),
         requests=spec.requests_per_minute, tokens=spec.tokens_per_minute, share=share, nobody=nobody,
         vendor=vendor, secrets=tuple(secrets_in(spec)),
     )  # fmt: skip
+
+
+def _connections(at_once: int, addresses: int, auto: bool) -> int:
+    """How many requests may be in flight, by the files that this process may have open: answers could not be kept that
+    are paid for. One that is done leaves its connection open, for the next to the same address.
+    """
+    most = room(at_once * addresses) // addresses
+    if most >= at_once:
+        return at_once
+    ways = f"raise the limit (ulimit -n {64 * -(-at_once * addresses // 64) + 128})"
+    if most < 1 or not auto:
+        raise BadModel(
+            f"concurrency {at_once} in each worker is more than this process may have connections "
+            f"{f'to each of {addresses} addresses ' if addresses > 1 else ''}beside its files, {most}: {ways}"
+            f"{f', or give concurrency {most} or less a worker' if most else ''}"
+        )
+    say(f"at most {most} requests in flight, by the files that may be open: {ways} for {at_once}")
+    return most
 
 
 def provided_of(spec: Asking, paid: Paid, limit: float) -> Provided | None:
@@ -256,9 +277,10 @@ class Paid:
 
     async def _sent_once(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         self._asked.ending.go_on()
+        await self._can_keep(bill)
         spending = self.spending
         given, made = spending.tokens(tokens, most_tokens(body))
-        stake = Stake(spending, bill, tokens, spending.guess(tokens, most_tokens(body)))
+        stake = Stake(spending, bill, tokens, most_tokens(body))
         await stake.again()
         try:
             reply = await self._asked.ask(body, given + made, path, stake)
@@ -266,6 +288,22 @@ class Paid:
         finally:
             stake.end()
         return reply
+
+    async def _can_keep(self, bill: Bill) -> None:
+        """Returns once the answers of a row's shard can be kept, so that none is paid for and lost. Raises RunFailed if
+        that takes too long.
+        """
+        until = time.monotonic() + UNKEPT
+        while (trouble := bill.trouble) is not None:
+            if time.monotonic() > until:
+                self.stop(
+                    RunFailed(
+                        f"answers cannot be kept beside the result ({type(trouble).__name__}: {trouble}), and no more "
+                        "are paid for: put that right (room on the disk, rights, open files), then run again; what is "
+                        "answered and kept is not asked for again"
+                    )
+                )
+            await self._asked.ending.sleep(SOON)
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """Whether there is an answer from before."""

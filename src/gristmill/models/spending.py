@@ -179,6 +179,10 @@ class Spending:
         if self._purse is not None:
             await self._afford(self._purse, cost)
 
+    def more(self, cost: float) -> bool:
+        """Whether so many dollars more could be kept free at once."""
+        return self._purse is None or self._holds(self._purse, cost)
+
     def settle(self, cost: float) -> None:
         """So much that was kept free is not needed any more."""
         if self._purse is not None and cost:
@@ -260,11 +264,12 @@ class Spending:
 
 class Stake:
     """What a row's request may cost, kept free from `again` until `free`; an endpoint.Payer. The prompt has about so
-    many `tokens` by its length.
+    many `tokens` by its length, and its answer has `most` (None: no limit).
     """
 
-    def __init__(self, spending: Spending, bill: Bill, tokens: float, cost: float) -> None:
-        self._spending, self._bill, self._tokens, self._cost = spending, bill, tokens, cost
+    def __init__(self, spending: Spending, bill: Bill, tokens: float, most: float | None) -> None:
+        self._spending, self._bill, self._tokens, self._most = spending, bill, tokens, most
+        self._cost = spending.guess(tokens, most)
         self._kept = self._flies = self._over = False
 
     async def again(self) -> None:
@@ -276,7 +281,8 @@ class Stake:
         """As `again`, but others may not wait for what becomes of it: it is not in flight before `fly`."""
         if self._over or self._kept:
             return
-        await self._spending.keep(self._cost)
+        cost = self._cost = self._spending.guess(self._tokens, self._most)
+        await self._spending.keep(cost)
         self._kept = True
         self._free_if_over()  # as it may be by now
 
@@ -289,6 +295,17 @@ class Stake:
         if not self._over and not self._flies:
             self._spending.fly(1)
             self._flies = True
+
+    def still(self) -> bool:
+        """See Payer."""
+        cost = self._spending.guess(self._tokens, self._most)
+        if self._over or not self._kept or cost <= self._cost:
+            return True
+        if self._spending.more(cost - self._cost):
+            self._cost = cost
+            return True
+        self.free()
+        return False
 
     def end(self) -> None:
         """Its row is answered, or given up."""

@@ -8,11 +8,13 @@ from typing import Any
 MOST_TOKENS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 LIMITLESS = 10**9  # tokens of an answer: whoever writes more means that nothing limits them
 HEADROOM = 1.5  # times the longest answer of late is what the next may take, if nothing limits it
+SPREAD = 0.3  # of their mean is what lengths have to differ by to tell what prompts have apart from their length
 FADES = 0.99  # what a request counts after each further one: some hundreds are remembered
 
 
 class Usual:
-    """Tokens of prompts, as a multiple of what their length lets expect, and of answers. Once an answer took more than
+    """Tokens of prompts, as a part that all have (templates of chats, schemas, images) and a multiple of what their
+    length lets expect, never less than the shortest of late; and of answers. Once an answer took more than
     its request allows, as where thoughts are billed beside it, what requests allow bounds nothing (`exceeded`).
     """
 
@@ -20,7 +22,10 @@ class Usual:
         self.answered = 0  # requests
         self.exceeded = False
         self._beyond = 0.0  # the most that an answer of late took, in times of what its request allows
-        self._size = self._given = self._longest = 0.0
+        self._longest = 0.0
+        self._least = float("inf")  # tokens of the shortest prompt of late
+        # Sums over requests, for the line of least squares: how many, sizes, tokens, and their products.
+        self._n = self._size = self._given = self._squares = self._products = 0.0
 
     @property
     def known(self) -> bool:
@@ -29,7 +34,7 @@ class Usual:
 
     def tokens(self, size: float, most: float | None) -> tuple[float, float]:
         """Of a prompt of about `size` tokens by its length, and of its answer, which has `most` (None: no limit)."""
-        given = size * (self._given / self._size if self._size else 1.0)
+        given = self._prompt(size)
         if most is None:
             return given, HEADROOM * self._longest
         return given, most * max(1.0, HEADROOM * self._beyond) if self.exceeded else most
@@ -44,8 +49,25 @@ class Usual:
             self.exceeded |= made > most
         self._longest = max(made, FADES * self._longest)
         if given > 0 and size > 0:  # else nothing was told
+            self._least = min(given, self._least / FADES)
+            self._n = FADES * self._n + 1
             self._size = FADES * self._size + size
             self._given = FADES * self._given + given
+            self._squares = FADES * self._squares + size * size
+            self._products = FADES * self._products + size * given
+
+    def _prompt(self, size: float) -> float:
+        """Tokens of a prompt. Where lengths hardly differed, they do not tell which part all have: a longer one is
+        taken to have none of it, a shorter one to have nothing else.
+        """
+        if not self._n:
+            return size
+        mean, given, most = self._size / self._n, self._given / self._n, self._given / self._size
+        varies = self._squares / self._n - mean * mean
+        slope = most if size > mean else 0.0
+        if varies > (SPREAD * mean) ** 2:
+            slope = min(most, max(0.0, (self._products / self._n - mean * given) / varies))
+        return max(given + slope * (size - mean), self._least)
 
 
 def most_tokens(body: Mapping[str, Any]) -> int | None:

@@ -297,10 +297,12 @@ class ShardWorker:
             shard = task.shard.number if task.kind == "score" else None
             run, allowance = self._recipe.run, self._allowed(task.folder)
             attempt, secret, holds = secrets.token_hex(6), self._recipe.secrets, task.shard.holding()
-            self._journals[item.key] = Journal(
+            journal = Journal(
                 task.folder, shard, run, attempt, self._files, stands, allowance, holds, secret,
-                self._once(task.folder), task.inherits,
+                self._once(task.folder), task.inherits, task.inherited,
             )  # fmt: skip
+            journal.ready()
+            self._journals[item.key] = journal
         return self._journals[item.key]
 
     def _allowed(self, folder: str) -> Allowance:

@@ -126,7 +126,7 @@ class Task:
     unique name. `careful` attempts note what they give to user code; `blame` names the attempt whose death its rows
     caused ("": none), and `how` says how it died; `proven` says that the model worked elsewhere, so that rows that fail
     are to blame themselves. `kept` are the answers of an update's result before, and `inherits` shards of runs before
-    that were given up, with answers for this one.
+    that were given up, with answers for this one; `inherited` are the folders of all that any shard inherits of.
     """
 
     kind: Literal["score", "probe", "proof"]
@@ -148,6 +148,7 @@ class Task:
     only: Any = None
     kept: Kept | None = None
     inherits: tuple[Inherited, ...] = ()
+    inherited: tuple[str, ...] = ()
 
     @property
     def paths(self) -> list[str]:
