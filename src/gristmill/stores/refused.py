@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.casts import entries, is_list, stored
-from gristmill.arrow.schemas import is_string, plain
+from gristmill.arrow.schemas import is_string
 from gristmill.arrow.topython import to_plain
 from gristmill.errors import BadJob
 from gristmill.stores.vectors import matrix_of
