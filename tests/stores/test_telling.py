@@ -16,7 +16,7 @@ import pytest
 import gristmill as gm
 from gristmill.cli.app import main
 from gristmill.stores import delivery as deliveries
-from gristmill.stores import sql
+from gristmill.stores import tables
 
 ROWS = 40
 UPSERT = "sqlite://s.sqlite?mode=upsert&key=id#scores"
@@ -87,13 +87,13 @@ def test_status_tells_what_is_being_delivered(
 ) -> None:
     """While a run is in a store's own step, and no longer once it is over."""
     seen: list[str] = []
-    publish = sql.Tables.publish
+    publish = tables.Tables.publish
 
     def watched(self: Any, load: Any) -> None:
         seen.append(command(capsys, "status", "out")[1])
         publish(self, load)
 
-    monkeypatch.setattr(sql.Tables, "publish", watched)
+    monkeypatch.setattr(tables.Tables, "publish", watched)
     assert command(capsys, "run", "job.yaml")[0] == 0
     assert f"s.sqlite#scores: delivering, making {ROWS} rows visible\n" in seen[0]
     assert "s.lmdb: not delivered\n" in seen[0]
@@ -102,13 +102,13 @@ def test_status_tells_what_is_being_delivered(
 
 def test_how_long_a_delivery_took(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The report, the receipt and `status` tell; rows a second are those of scoring; a later look keeps the time."""
-    publish = sql.Tables.publish
+    publish = tables.Tables.publish
 
     def slow(self: Any, load: Any) -> None:
         deliveries.time.sleep(1)
         publish(self, load)
 
-    monkeypatch.setattr(sql.Tables, "publish", slow)
+    monkeypatch.setattr(tables.Tables, "publish", slow)
     report = job().run()
     (receipt,) = report.deliveries
     assert 1 <= receipt.seconds <= report.delivering <= report.seconds
