@@ -75,7 +75,7 @@ def test_a_batch_as_vllm_takes_it(server: ChatServer) -> None:
     assert [said(line) for line in lines] == [f"<row {n}>" for n in range(200)]
     assert list(lines[0]) == ["id", "custom_id", "response", "error"] and len({line["id"] for line in lines}) == 200
     response = lines[0]["response"]
-    assert (response["status_code"], response["request_id"], lines[0]["error"]) == (200, "x", None)
+    assert (response["status_code"], response["request_id"][:2], lines[0]["error"]) == (200, "x-", None)
     assert response["body"]["object"] == "chat.completion" and response["body"]["usage"]["total_tokens"] == 4
     assert server.told()["bodies"][0]["max_completion_tokens"] == 9
     assert "asked       200 requests, 400 tokens in, 400 out" in done.stdout
@@ -159,10 +159,10 @@ def test_what_no_line_would_be_answered_for_stops(server: ChatServer) -> None:
         ({"model": "gone"}, "refuses the address or the model: 404: The model `gone` does not exist", 32),
         ({"api_key": "wrong"}, "refuses the key: 401", 1),
         ({"base_url": f"{server.url}/nowhere"}, "refuses the address or the model: 404", 0),
-        ({"base_url": "http://127.0.0.1:9/v1"}, "is this the endpoint", 0),
+        ({"base_url": "http://127.0.0.1:9/v1"}, "no answer to a row's request", 0),
     ):
         before = server.told()["requests"]
-        code = 1 if why == "is this the endpoint" else 2  # which may be there later
+        code = 1 if why.startswith("no answer") else 2  # which may be there later
         with pytest.raises(gm.RunFailed if code == 1 else BadModel, match=why) as e:
             gm.run_batch("in.jsonl", "out.jsonl", **{"model": "m", **options})  # type: ignore[arg-type]
         assert e.value.exit_code == code and server.told()["requests"] - before <= most
