@@ -7,7 +7,6 @@ import dataclasses
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ from gristmill.models.bill import Bill, ShardRow
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.process import descriptors
 from llmserver import KEY, ChatServer
-
-
-@pytest.fixture
-def chat(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def limited(folder: Path, open_files: str, *more: str) -> subprocess.CompletedProcess[str]:

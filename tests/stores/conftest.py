@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,3 +68,15 @@ def server(weed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3S
         yield started
     finally:
         started.stop()
+
+
+@pytest.fixture
+def database(postgres: str) -> Iterator[Any]:
+    """A connection to a schema of its own of a Postgres database."""
+    import psycopg
+
+    with psycopg.connect(postgres, autocommit=True, options="-c search_path=area") as db:
+        db.execute("DROP SCHEMA IF EXISTS area CASCADE")
+        db.execute("CREATE SCHEMA area")
+        yield db
+        db.execute("DROP SCHEMA area CASCADE")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -26,16 +24,6 @@ def delivered(folder: Path, rows: pa.Table) -> str:
     sink = gm.sink(str(folder), keep=rows.column_names)
     gm.Job(rows, gm.model(zero, batch_format="arrow"), sink, workers=0).run()
     return str(folder)
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Any]:
-    """A connection to a schema of its own of a Postgres database."""
-    with psycopg.connect(postgres, autocommit=True, options="-c search_path=area") as db:
-        db.execute("DROP SCHEMA IF EXISTS area CASCADE")
-        db.execute("CREATE SCHEMA area")
-        yield db
-        db.execute("DROP SCHEMA area CASCADE")
 
 
 def kinds(database: Any) -> list[str]:

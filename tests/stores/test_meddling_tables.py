@@ -7,7 +7,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 
 import duckdb
 import numpy as np
-import psycopg
 import pyarrow as pa
 import pytest
 
@@ -51,16 +50,6 @@ def sink(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("sink") / "out"
     job(folder).run()
     return str(folder)
-
-
-@pytest.fixture
-def database(postgres: str) -> Iterator[Any]:
-    """A connection to a schema of its own of a Postgres database."""
-    with psycopg.connect(postgres, autocommit=True, options="-c search_path=area") as db:
-        db.execute("DROP SCHEMA IF EXISTS area CASCADE")
-        db.execute("CREATE SCHEMA area")
-        yield db
-        db.execute("DROP SCHEMA area CASCADE")
 
 
 def file(folder: Path, *statements: str) -> Callable[[str], list[Any]]:

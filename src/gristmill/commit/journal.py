@@ -68,8 +68,8 @@ class Journal:
     in the order in which each made them.
 
     `inherits` are shards of earlier generations that were given up: what they were answered is as if an earlier attempt
-    at this shard had been, and is gone with its journal. `inherited` are the folders of all generations of
-    which any shard inherits something.
+    at this shard had been, and is gone with its journal. `inherited` are the folders of all generations of which any
+    shard inherits something.
     """
 
     def __init__(
