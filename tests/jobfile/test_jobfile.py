@@ -178,7 +178,16 @@ def test_a_variable_alone_is_no_number_that_reads_otherwise(tmp_path: Path, text
 MISTAKES = [
     ("", {}, "job.yaml: is empty: a job file is a mapping with `source`, `model` and `sink`"),
     ("- a\n", {}, "job.yaml: holds a list"),
-    ("a: [1\nb: 2", {}, "job.yaml:2:2: expected ',' or ']'"),
+    (
+        "a: [1\nb: 2",
+        {},
+        "job.yaml:2:2: expected ',' or ']', but got ':', parsing a flow sequence that begins in line 1: close",
+    ),
+    (
+        "a: b: c",
+        {},
+        "job.yaml:1:5: mapping values are not allowed here: close what is open, indent alike and without tabs",
+    ),
     ("a: 1\na: 2", {}, "job.yaml:2: 'a' appears twice: first in line 1"),
     ("1: x", {}, "the key 1 is a number: keys must be text, put it in quotes"),
     (
@@ -205,6 +214,11 @@ MISTAKES = [
     ("source: x\nsink: y\n", {}, "job.yaml: model is missing: What scores the rows"),
     (swap("text: text", "txt: text"), {}, "job.yaml:4: model.text is missing: The column that holds the text\n"),
     (swap("text: text", "txt: text"), {}, "job.yaml:4: model has no key 'txt': did you mean 'text'?"),
+    (SMALL + "update: {kye: [id]}", {}, "job.yaml:4: update has no key 'kye': did you mean 'key'?"),
+    (SMALL + "update: {key: 3}", {}, "job.yaml:4: update.key: 3 does not fit: give a list"),
+    (SMALL + "update: 3", {}, "job.yaml:4: update: 3 does not fit: give a mapping or true or false"),
+    (CONTRACT, {"sets": ["steps=[m:f]"]}, "--set steps=[m:f]: steps: '[m:f]' does not fit: give a list as JSON"),
+    (SMALL + "gates: {drift: {y: {psi: -1}}}", {}, "gates.drift.y.psi is -1: give a number from 0"),
     (swap("0.99", "high"), {}, "job.yaml:6: gates.min_ok: 'high' does not fit: give a number"),
     (swap("0.99", "1.5"), {}, "job.yaml:6: gates.min_ok is 1.5: give a share between 0 and 1"),
     (swap("[id, text, lang]", "7"), {}, "job.yaml:2: source.columns: 7 does not fit: give a list"),

@@ -88,10 +88,13 @@ def _limits(place: str, given: Any, usual: Limits) -> Limits:
     if given is None or given is True or given == {}:
         return usual
     said = {"fail": given} if is_of(given, float) else given
+    lowest = -1 if usual.least else 0  # a cosine, or a distance
     if not isinstance(said, Mapping) or not all(
-        v is None or (is_of(v, float) and -1 <= v < 1e300) for v in said.values()
+        v is None or (is_of(v, float) and lowest <= v < 1e300) for v in said.values()
     ):
-        raise BadJob(f"{place} is {given!r}: give a number, or {{warn: {usual.warn:g}, fail: {usual.fail:g}}}")
+        raise BadJob(
+            f"{place} is {given!r}: give a number from {lowest}, or {{warn: {usual.warn:g}, fail: {usual.fail:g}}}"
+        )
     if unknown := [name for name in said if name not in ("warn", "fail")]:
         near = did_you_mean(unknown[0], ["warn", "fail"])
         raise BadJob(f"{place} has no limit {unknown[0]!r}: give warn and fail{near}")

@@ -83,6 +83,10 @@ def read_document(text: bytes, name: str, form: str = JOB, *, empty: bool = Fals
     return Document(name, value, {path: f"{name}:{line}" for path, line in reader.lines.items()})
 
 
+class _Refused(yaml.MarkedYAMLError):
+    """YAML that job files may not have."""
+
+
 class _Composer(yaml.SafeLoader):
     """PyYAML's safe loader up to nodes (it constructs nothing), stopped at a depth and at any tag."""
 
@@ -92,13 +96,23 @@ class _Composer(yaml.SafeLoader):
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if tag := getattr(event, "tag", None):
             what = f"the tag {tag.replace(_TAG, '!!')} is not allowed: write plain values"
-            raise yaml.MarkedYAMLError(problem=what, problem_mark=event.start_mark)
+            raise _Refused(problem=what, problem_mark=event.start_mark)
         self.depth += 1
         if self.depth > MOST_DEPTH:
-            raise yaml.MarkedYAMLError(problem=f"nested more than {MOST_DEPTH} deep", problem_mark=event.start_mark)
+            raise _Refused(problem=f"nested more than {MOST_DEPTH} deep", problem_mark=event.start_mark)
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+
+def _way_out(error: yaml.YAMLError, mark: yaml.Mark | None) -> str:
+    """What to look at where a text is not YAML, and where that which is not finished begins."""
+    if isinstance(error, _Refused):
+        return ""
+    context, begun = getattr(error, "context", None), getattr(error, "context_mark", None)
+    at = f" that begins in line {begun.line + 1}" if begun and mark and begun.line != mark.line else ""
+    what = f", {context.removeprefix('while ')}{at}" if context else ""
+    return f"{what}: close what is open, indent alike and without tabs, and quote a text that has : # @ {{ or [ in it"
 
 
 class _Reader:
@@ -117,7 +131,7 @@ class _Reader:
         except yaml.YAMLError as e:
             mark = getattr(e, "problem_mark", None)
             place = f"{self.name}:{mark.line + 1}:{mark.column + 1}" if mark else self.name
-            raise BadJob(f"{place}: {getattr(e, 'problem', None) or e}") from None
+            raise BadJob(f"{place}: {getattr(e, 'problem', None) or e}{_way_out(e, mark)}") from None
         finally:
             if loader is not None:
                 loader.dispose()

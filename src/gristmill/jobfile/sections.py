@@ -315,14 +315,26 @@ def _lines(document: Document, error: ValidationError) -> Iterator[str]:
     grouped: dict[Path, list[Mapping[str, Any]]] = {}
     for item in error.errors():
         grouped.setdefault(_path(document.value, item), []).append(item)
+    around = {path[:n] for path in grouped for n in range(len(path))}  # it would fit but for what is wrong inside
     for path, items in grouped.items():
+        if path in around:
+            continue
         if any(item["type"] == "extra_forbidden" for item in items):
             yield _unknown(document, path, _fields_at(document.value, path[:-1]))
         elif any(item["type"] == "missing" for item in items):
             field = str(path[-1])
             yield f"{document.place(path[:-1])}: {dotted(path)} is missing: {_about(document.value, path) or field}"
         else:
-            yield f"{document.place(path)}: {dotted(path)}: {expected(_at(document.value, path), items)}"
+            value = _at(document.value, path)
+            yield f"{document.place(path)}: {dotted(path)}: {expected(value, items)}{_as_json(document, path, value)}"
+
+
+def _as_json(document: Document, path: Path, value: Any) -> str:
+    """What to say of a list or mapping that `--set` was given, but not as JSON."""
+    typed = (
+        isinstance(value, str) and value.lstrip().startswith(("[", "{")) and document.place(path).startswith("--set")
+    )
+    return ' as JSON, whose texts are in quotes, such as [{"map": "module:name"}]' if typed else ""
 
 
 def _path(value: Any, item: Mapping[str, Any]) -> Path:
@@ -334,10 +346,9 @@ def _path(value: Any, item: Mapping[str, Any]) -> Path:
         inside = (isinstance(value, dict) and part in value) or (
             isinstance(value, list) and isinstance(part, int) and part < len(value)
         )
-        if not inside:
-            return (*path, part) if item["type"] == "missing" else path
-        path, value = (*path, part), value[part]
-    return path
+        if inside:
+            path, value = (*path, part), value[part]
+    return (*path, item["loc"][-1]) if item["type"] == "missing" else path
 
 
 def _at(value: Any, path: Path) -> Any:

@@ -32,6 +32,7 @@ _CONFIG: dict[str, str | bool | int | float | list[str]] = {
     "autoload_known_extensions": "false",
     "python_enable_replacements": "false",
 }
+_EXAMPLE = "give one in SQL, such as \"lang = 'en' AND stars >= 3\""
 _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
 
@@ -141,7 +142,7 @@ class SqlWhere:
 def _columns(where: SqlWhere, names: list[str]) -> Iterator[str]:
     """The columns that an expression may mean. Raises BadJob for anything more than a condition on one row."""
     if not str(where.expression or "").strip():
-        raise BadJob(f"condition {where.expression!r} is empty: give one such as \"lang = 'en'\"")
+        raise BadJob(f"condition {where.expression!r} is empty: {_EXAMPLE}")
     fickle = _fickle(where._db())
     for part in _nodes(_parsed(where)["where_clause"]):
         if part.get("class") == "SUBQUERY":
@@ -258,7 +259,7 @@ def _parsed(where: SqlWhere) -> Any:
     sql = f"SELECT 1 FROM rows WHERE (\n{where.expression}\n)"
     answer = json.loads(where._db().execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()[0][0])
     if answer.get("error"):
-        raise BadJob(f"{where._named}: {_line(answer.get('error_message', 'cannot be parsed'))}")
+        raise BadJob(f"{where._named}: {_line(answer.get('error_message', 'cannot be parsed'))}: {_EXAMPLE}")
     statements = answer["statements"]
     node = statements[0]["node"]
     more = node.get("modifiers") or node.get("group_expressions") or node.get("having") or node.get("qualify")
@@ -279,5 +280,5 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
 
 def _line(error: object) -> str:
     """DuckDB's message on one line, without its drawing of the place in the SQL (not what the person wrote)."""
-    text = str(error).partition("\n\nLINE ")[0].partition("\nLINE ")[0].partition("Candidate bindings")[0]
+    text = re.split(r"\n*\nLINE |Candidate (?:bindings|functions)", str(error))[0]
     return " ".join(text.split())
