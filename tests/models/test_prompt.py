@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gristmill as gm
-from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
+from gristmill.errors import BadJob, BadModel, GristmillWarning, PlanChanged, RunFailed
 from gristmill.models.answercache import AnswerCache
 from gristmill.models.apis import Reply
 from gristmill.models.endpoint import FIRST_TRIES
@@ -263,6 +263,8 @@ def test_a_null_is_decided_by_on_null(chat: ChatServer) -> None:
     kept = gm.prompt(rows, prompt=prompt, model="m", keep=["id"], on_null="keep")
     assert kept["answer"].to_pylist() == ["<a>", "<nothing>"]
     assert gm.prompt(rows, prompt=prompt, model="m", keep=["id"], on_null="skip")["answer"].to_pylist() == ["<a>"]
+    with pytest.warns(GristmillWarning, match=r"NullColumn: column 'text' is null, and prompt m takes no nulls there"):
+        gm.prompt(rows, prompt=prompt, model="m", keep=["id"])
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ class LoadedFunction:
         self._output = spec.output or (
             self._returns.names[0] if self._returns and len(self._returns) == 1 else DEFAULT_OUTPUT
         )
-        self._takes = takes_of(spec.call)
+        self._takes = takes_of(spec.call, spec.name)
         self._call = load_call(spec.call, waits=form is not None)
         self._habit = Habit()
 

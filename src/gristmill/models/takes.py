@@ -96,7 +96,7 @@ class Takes:
 
     def null_message(self, column: str) -> str:
         """The message for a null where none is allowed."""
-        return f"column {column!r} is null, but {self.name} declares it not null"
+        return f"column {column!r} is null, and {self.name} takes no nulls there"
 
     def given(self, rows: pa.Table) -> pa.Table:
         """The declared columns of `rows` as the declared types. Raises BadModel as `check` does."""
@@ -118,8 +118,8 @@ class Takes:
         return picked(rows, index)
 
 
-def takes_of(call: Call) -> Takes | None:
-    """What a call declares; None if it takes whatever there is. Raises BadModel for types that do not exist."""
+def takes_of(call: Call, name: str = "") -> Takes | None:
+    """What a call declares, under a `name` if it has another to people; None if it takes whatever there is. Raises BadModel for types that do not exist."""
     if call.takes is None:
         return None
     types: dict[str, pa.DataType | None] = {}
@@ -130,4 +130,4 @@ def takes_of(call: Call) -> Takes | None:
         except ValueError as e:
             raise BadModel(f"{call.name}: takes= gives column {column!r} the type {text!r}: {e}") from e
         filled += [column] if not_null else []
-    return Takes(call.name, types, tuple(filled))
+    return Takes(name or call.name, types, tuple(filled))
