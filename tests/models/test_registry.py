@@ -362,8 +362,11 @@ def test_a_path_that_moves_is_warned_of():
     shutil.copy(named(3), "models/slope-latest.skops")
     os.symlink("slope-4.skops", "models/mine.skops")
     for path, why in (("models/slope-latest.skops", "its path says"), ("models/mine.skops", "is a link to slope-4")):
-        with pytest.warns(GristmillWarning, match=rf"{path}: .*{why}.*gristmill approve NAME VERSION --for batch"):
+        with pytest.warns(
+            GristmillWarning, match=rf"{path}: .*{why}.*gristmill approve NAME VERSION --for batch"
+        ) as told:
             scored(skops_model(path), Path(path).stem)
+        assert [one.filename for one in told] == [__file__]  # the line that asked for it
     pinned = gm.SklearnModel("models/mine.skops", features=("x",), sha256=file_digest(Path(named(4))))
     for model in (pinned, skops_model(named(3)), skops_model("models/missing-latest.skops")):
         assert registrations.moving(model) == ()

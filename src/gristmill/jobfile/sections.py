@@ -311,9 +311,9 @@ def _near(name: object, known: Iterable[str]) -> list[str]:
 
 
 def _lines(document: Document, error: ValidationError) -> Iterator[str]:
-    """One line for each wrong place, in the order of the file; a union's errors count as one."""
+    """One line for each wrong place, what is missing last: a mistyped key may be why. A union's errors count as one."""
     grouped: dict[Path, list[Mapping[str, Any]]] = {}
-    for item in error.errors():
+    for item in sorted(error.errors(), key=lambda item: item["type"] == "missing"):
         grouped.setdefault(_path(document.value, item), []).append(item)
     around = {path[:n] for path in grouped for n in range(len(path))}  # it would fit but for what is wrong inside
     for path, items in grouped.items():

@@ -158,9 +158,11 @@ def moving(spec: Any) -> tuple[str, ...]:
         why = f"{link} is a link to {os.readlink(link)}"
     if why is None:
         return ()
+    real = os.path.realpath(path)
+    shown = min(os.path.relpath(real), real, key=len)
     return (
         f"model {path}: {why}, so that it may be another model tomorrow: give the path of a version, pin sha256, or "
-        f"approve it (gristmill approve NAME VERSION --for batch --path {os.path.relpath(os.path.realpath(path))}) and "
+        f"approve it (gristmill approve NAME VERSION --for batch --path {shown}) and "
         f"name it {OURS}NAME@batch",
     )
 

@@ -119,7 +119,9 @@ class Takes:
 
 
 def takes_of(call: Call, name: str = "") -> Takes | None:
-    """What a call declares, under a `name` if it has another to people; None if it takes whatever there is. Raises BadModel for types that do not exist."""
+    """What a call, known to people as `name`, declares; None if it takes whatever there is. Raises BadModel
+    for types that do not exist.
+    """
     if call.takes is None:
         return None
     types: dict[str, pa.DataType | None] = {}

@@ -46,8 +46,11 @@ class Warned:
 
 
 def _outside() -> int:
-    """How many frames up, counting the caller's own as 1, is the first outside this package."""
+    """How many frames up, counting the caller's own as 1, is the first outside this package, and outside what stands
+    between two of its frames.
+    """
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "gristmill":
+    ours = ("gristmill", "contextlib", "functools")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     return level
