@@ -15,6 +15,8 @@ from s3server import S3Server
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "faults"), str(HERE / "fakedriver"), str(HERE.parent / "engines")]
 
+import shops  # noqa: E402 - beside the tests
+
 
 @pytest.fixture(scope="session")
 def apart() -> Iterator[object]:
@@ -23,6 +25,15 @@ def apart() -> Iterator[object]:
 
     with Apart() as running:
         yield running
+
+
+@pytest.fixture(scope="module", params=[name for name in shops.SHOPS if name not in shops.SLOW])
+def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[shops.Shop]:
+    """Each kind of store, without rows at first."""
+    server = shops.SERVERS.get(request.param)
+    at = request.getfixturevalue(server) if server else ""
+    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
+        yield made
 
 
 @pytest.fixture

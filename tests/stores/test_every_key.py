@@ -7,14 +7,12 @@ from __future__ import annotations
 import decimal
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import shops
 from shops import Shop
 
 import gristmill as gm
@@ -101,15 +99,6 @@ def nights(key: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
         gm.Job(str(folder / "in"), gm.model(same, batch_format="arrow"), sink, workers=0, on_new_files="append").run()
         shutil.copytree(folder / "out", folder / f"after{night}")
     return folder
-
-
-@pytest.fixture(scope="module", params=[name for name in shops.SHOPS if name not in shops.SLOW])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Each kind of store."""
-    server = shops.SERVERS.get(request.param)
-    at = request.getfixturevalue(server) if server else ""
-    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
-        yield made
 
 
 @pytest.mark.few(10)

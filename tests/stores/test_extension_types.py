@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import shops
 from shops import Shop
 
 import gristmill as gm
@@ -30,15 +28,6 @@ CLOTHED = {
 def same(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A vector for each row, which some stores ask for."""
     return pa.record_batch({"vector": pa.array([[1.0, 0.0]] * len(batch), pa.list_(pa.float32(), 2))})
-
-
-@pytest.fixture(scope="module", params=[name for name in shops.SHOPS if name not in shops.SLOW])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """Each kind of store."""
-    server = shops.SERVERS.get(request.param)
-    at = request.getfixturevalue(server) if server else ""
-    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,15 +33,7 @@ def _job(folder: Path, address: str) -> gm.Job:
     return gm.Job(rows, model, gm.sink(str(folder / "out")), workers=0, deliver=[gm.to(address, key="id")])
 
 
-@pytest.fixture(params=OURS, scope="module")
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """A store, empty."""
-    server = shops.SERVERS.get(request.param)
-    at = request.getfixturevalue(server) if server else ""
-    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
-        yield made
-
-
+@pytest.mark.parametrize("shop", OURS, indirect=True, scope="module")
 def test_names_that_are_ours_are_refused(shop: Shop, tmp_path: Path) -> None:
     """Before anything is scored, and what is there by the names stays."""
     _job(tmp_path / "first", shop.address("scores")).run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +79,6 @@ FAR = {
 def vectors(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A vector for each row, which some stores ask for."""
     return pa.record_batch({"vector": pa.array([[1.0, 0.0]] * len(batch), pa.list_(pa.float32(), 2))})
-
-
-@pytest.fixture(scope="module", params=[name for name in shops.SHOPS if name not in ("spark", *shops.SLOW)])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[shops.Shop]:
-    """Each kind of store."""
-    server = shops.SERVERS.get(request.param)
-    at = request.getfixturevalue(server) if server else ""
-    with shops.SHOPS[request.param](at, tmp_path_factory.mktemp(request.param)) as made:
-        yield made
 
 
 @pytest.mark.few(16)
