@@ -150,12 +150,14 @@ def again(folder: Path, count: int) -> None:
 
 
 def files(folder: Path, count: int) -> None:
-    """Planning of very many files: listed, footers read, types compared, fingerprinted."""
+    """Planning of very many files: listed, footers read, types compared, fingerprinted; and again, once scored."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     import gristmill as gm
+    from gristmill.commit import inspections
+    from gristmill.commit.generation import generations
     from gristmill.driver import planning
 
     source = folder / "files"
@@ -168,6 +170,11 @@ def files(folder: Path, count: int) -> None:
     resolved = planning.resolve(asked.spec)
     steps.done(f"plan: {count:,} Parquet files listed, read and checked")
     assert resolved.rows == 10 * count
+    asked.run()
+    steps.done("(scored)")
+    found = planning.resolve(asked.spec, None, inspections.of_generations(generations(str(folder / "out"))))
+    steps.done("plan: these files again, as a resumed run does")
+    assert found.fingerprint == resolved.fingerprint
 
 
 def simulate(folder: Path, _: int, workers: int = 1000, rows: int = 10**10) -> None:
