@@ -27,7 +27,7 @@ Lines = Iterable[tuple[str, bytes]]  # custom_id and the body of a request, as J
 
 
 @dataclass(frozen=True)
-class Result:
+class BatchReply:
     """What a batch gave for one request: its reply with 200, or what is wrong; `status` is None if it was not done."""
 
     custom_id: str
@@ -37,7 +37,7 @@ class Result:
     code: str = ""
 
 
-def _every(result: Result) -> bool:
+def _every(result: BatchReply) -> bool:
     return True
 
 
@@ -60,7 +60,7 @@ class State:
     cancelled: bool = False
     until: float | None = None
     gone: str = ""
-    counts: Callable[[Result], bool] = _every
+    counts: Callable[[BatchReply], bool] = _every
     every: bool = False
 
     def of(self, requests: int) -> State:
@@ -111,7 +111,7 @@ class BatchAPI(Protocol):
         """Begin no more of it: it is over soon. Raises as Desk.once, also if it is over."""
         ...
 
-    def result(self, line: bytes) -> Result | None:
+    def result(self, line: bytes) -> BatchReply | None:
         """What a line of a batch's files says; None if it cannot be read."""
         ...
 
@@ -197,11 +197,11 @@ class OpenAI:
         """See BatchAPI."""
         await desk.once("POST", f"batches/{batch}/cancel")
 
-    def _completed(self, result: Result) -> bool:
+    def _completed(self, result: BatchReply) -> bool:
         """Whether it is one of those that are completed: what was not begun has an error, as what failed."""
         return result.status == 200 or (result.status is None and not result.why)
 
-    def result(self, line: bytes) -> Result | None:
+    def result(self, line: bytes) -> BatchReply | None:
         """See BatchAPI."""
         if (told := _readable(line)) is None:
             return None
@@ -211,7 +211,7 @@ class OpenAI:
         if isinstance(body, dict) and isinstance(body.get("error"), dict):
             error = error or body["error"]
         why, code = _said(error)
-        return Result(told["custom_id"], status if type(status) is int else None, body, why, code)
+        return BatchReply(told["custom_id"], status if type(status) is int else None, body, why, code)
 
 
 # The statuses that its errors would have had, by their type.
@@ -301,10 +301,10 @@ class Anthropic:
         """See BatchAPI."""
         await desk.once("POST", f"messages/batches/{batch}/cancel")
 
-    def _answered(self, result: Result) -> bool:
+    def _answered(self, result: BatchReply) -> bool:
         return result.status is not None or result.why not in ("canceled", "expired")
 
-    def result(self, line: bytes) -> Result | None:
+    def result(self, line: bytes) -> BatchReply | None:
         """See BatchAPI."""
         if (told := _readable(line)) is None:
             return None
@@ -312,12 +312,12 @@ class Anthropic:
         result = result if isinstance(result, dict) else {}
         kind = result.get("type")
         if kind == "succeeded":
-            return Result(name, 200, result.get("message"))
+            return BatchReply(name, 200, result.get("message"))
         if kind == "errored" and isinstance(reply := result.get("error"), dict):
             error = reply.get("error") or reply  # the whole reply, or only what is wrong
             of = error.get("type") if isinstance(error, dict) else None
-            return Result(name, STATUSES.get(str(of), 400), reply, _said(error)[0] or str(of))
-        return Result(name, None, None, str(kind))
+            return BatchReply(name, STATUSES.get(str(of), 400), reply, _said(error)[0] or str(of))
+        return BatchReply(name, None, None, str(kind))
 
 
 PROVIDERS: Mapping[Provider, BatchAPI] = {"openai": OpenAI(), "anthropic": Anthropic()}

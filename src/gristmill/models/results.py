@@ -18,7 +18,7 @@ from gristmill.models.desk import Gone
 from gristmill.models.filed import Filed
 from gristmill.models.outcomes import may_be_billed
 from gristmill.models.provided import Provided
-from gristmill.models.providers import MOST_LINE, Result, State
+from gristmill.models.providers import MOST_LINE, BatchReply, State
 from gristmill.models.replies import LATER, NOBODY, QUOTA, REPLIES, answers
 from gristmill.shards.counts import summed
 
@@ -147,7 +147,7 @@ class Results:
             gone = gone or f"{unreadable:,} lines cannot be read, {others:,} are about requests of others"
         return read, gone
 
-    def _line(self, batch: Batch, result: Result) -> tuple[int, Result] | None:
+    def _line(self, batch: Batch, result: BatchReply) -> tuple[int, BatchReply] | None:
         """Keep what a line says. Returns it, and the place of the request that it is about; None if that cannot be
         read.
         """
@@ -166,7 +166,7 @@ class Results:
             batch.found.add(place)
         return place, result
 
-    def _kept(self, batch: Batch, place: int, request: Request, result: Result) -> bool:
+    def _kept(self, batch: Batch, place: int, request: Request, result: BatchReply) -> bool:
         """Whether a result is the end of a request."""
         try:
             reply, said = scrub_values([result.reply, result.why], self._provided.desk.secrets)
@@ -189,7 +189,7 @@ class Results:
         self._filed.keep(request.digest, result.status, {"why": why, "reply": reply})
         return True
 
-    def _count(self, batch: Batch, place: int, result: Result) -> None:
+    def _count(self, batch: Batch, place: int, result: BatchReply) -> None:
         """Count what a result took, once: later ones are reckoned by it, and where this worker has kept money free for
         it, that is spent.
         """

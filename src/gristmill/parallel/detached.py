@@ -19,7 +19,7 @@ from gristmill.files.document import Document
 from gristmill.files.lease import Lease, holder
 from gristmill.fingerprint.diskcache import cache_folder
 from gristmill.parallel.checkpoint import Kept
-from gristmill.parallel.inputfeed import Result
+from gristmill.parallel.inputfeed import CallResult
 from gristmill.parallel.mapping import Mapping, delivered, name_of, owned, results
 from gristmill.parallel.transport import Fault, Shown, fault_of, raised, short
 from gristmill.process.messages import Failure
@@ -94,14 +94,14 @@ class Detached:
         keeps = self._about().return_exceptions
         return delivered(self._found(until), ordered=True, return_exceptions=keeps)
 
-    def _found(self, until: float | None) -> Generator[Result, None, None]:
+    def _found(self, until: float | None) -> Generator[CallResult, None, None]:
         state = "running"
         with contextlib.closing(self._kept()) as kept:
             while state == "running":
                 about = self.status()  # before reading results: later ones are found next time
                 state = about["state"]
                 for key, value, fault in kept.new():
-                    yield Result(int(key), value, value, fault)
+                    yield CallResult(int(key), value, value, fault)
                 if state == "running" and until is not None and time.monotonic() > until:
                     raise TimeoutError(f"detached map {self.id}: {about['done']} of {about['total']} done so far")
                 if state == "running":

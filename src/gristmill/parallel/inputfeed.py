@@ -26,7 +26,7 @@ LOST = 5  # times that an input may lose its machine
 
 
 @dataclass(frozen=True)
-class Result:
+class CallResult:
     """What became of input `number`: a value, or a fault."""
 
     number: int
@@ -62,7 +62,7 @@ class CallFeed:
     _most: int = MOST  # fewer if inputs are large
     _unstarted: int = 0
     _order: Order = field(default_factory=Order)  # of inputs taken, if order is kept
-    _unsent: list[Result] = field(default_factory=list)  # of inputs that cannot be pickled
+    _unsent: list[CallResult] = field(default_factory=list)  # of inputs that cannot be pickled
 
     # ------------------------------------------------ the engine asks
 
@@ -127,7 +127,7 @@ class CallFeed:
             try:
                 bundle.add(seal(value))
             except Exception as e:
-                self._unsent.append(Result(number, value, None, fault_of(e)))
+                self._unsent.append(CallResult(number, value, None, fault_of(e)))
                 continue
             sent[number] = value
             if bundle.size > CHUNK_BYTES:
@@ -145,12 +145,12 @@ class CallFeed:
 
     # ------------------------------------------------ the engine reports
 
-    def on(self, event: Event) -> Iterable[Result]:
+    def on(self, event: Event) -> Iterable[CallResult]:
         """The results that an event settles."""
         unsent, self._unsent = self._unsent, []
         return [*map(self._settled, unsent), *self._on(event)]
 
-    def _on(self, event: Event) -> Iterable[Result]:
+    def _on(self, event: Event) -> Iterable[CallResult]:
         if isinstance(event, Some):
             return self._answered(event.key, event.answers)
         if isinstance(event, Outcome):
@@ -169,7 +169,7 @@ class CallFeed:
         """Inputs that are with workers."""
         return sum(map(len, self._out.values()))
 
-    def _ended(self, event: Outcome) -> Iterable[Result]:
+    def _ended(self, event: Outcome) -> Iterable[CallResult]:
         if event.error is not None:
             self.fatal = _not_run(event.error)
             return ()
@@ -177,14 +177,14 @@ class CallFeed:
         self._put_back(event.key)
         return results
 
-    def _answered(self, key: str, answers: Answers) -> Iterable[Result]:
+    def _answered(self, key: str, answers: Answers) -> Iterable[CallResult]:
         waiting = self._out.get(key, {})
         values = () if answers.values is None else opened(answers.values)
         for number, value in zip(answers.numbers, values, strict=True):
             if number in waiting and type(value) is Unread:
-                yield self._settled(Result(number, waiting.pop(number), None, fault_of(value.error)))
+                yield self._settled(CallResult(number, waiting.pop(number), None, fault_of(value.error)))
             elif number in waiting:
-                yield self._settled(Result(number, waiting.pop(number), value))
+                yield self._settled(CallResult(number, waiting.pop(number), value))
         for number, fault in answers.faults:
             if number in waiting:
                 yield from self._failed(number, waiting.pop(number), fault)
@@ -194,14 +194,14 @@ class CallFeed:
             fit = int(CHUNK_SECONDS * calls / max(answers.seconds, 1e-9))
             self._size = max(1, min(fit, self._size * GROWTH, self._most))
 
-    def _failed(self, number: int, value: Any, fault: Fault) -> Iterable[Result]:
+    def _failed(self, number: int, value: Any, fault: Fault) -> Iterable[CallResult]:
         self._tries[number] = self._tries.get(number, 0) + 1
         if self._tries[number] <= self.retries:
             self._again.append([(number, value)])
         else:
-            yield self._settled(Result(number, value, None, fault))
+            yield self._settled(CallResult(number, value, None, fault))
 
-    def _settled(self, result: Result) -> Result:
+    def _settled(self, result: CallResult) -> CallResult:
         self._tries.pop(result.number, None)
         if self.ordered:
             self._order.end(result.number)
@@ -213,14 +213,14 @@ class CallFeed:
         if left:
             self._again.appendleft(list(left.items()))
 
-    def _died(self, death: Death) -> Iterable[Result]:
+    def _died(self, death: Death) -> Iterable[CallResult]:
         if not death.started:
             self._unstarted += 1
             if self._unstarted >= UNSTARTED:
                 self.fatal = WorkerLost(
                     f"{self._unstarted} workers in a row ended while starting ({self._how(death)})\n{death.evidence}"
                 )
-        results: list[Result] = []
+        results: list[CallResult] = []
         for place, key in reversed(list(enumerate(death.keys))):
             left = self._out.get(key, {})
             if place == 0 and death.started and left and not self._gone(death, left):

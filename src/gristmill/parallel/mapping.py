@@ -23,7 +23,7 @@ from gristmill.errors import PlanChanged, RunFailed
 from gristmill.job.options import EngineSpec
 from gristmill.parallel.calling import CallStages, late_at
 from gristmill.parallel.checkpoint import Kept, checkpoint, code_digest, key_of
-from gristmill.parallel.inputfeed import CallFeed, Result
+from gristmill.parallel.inputfeed import CallFeed, CallResult
 from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
 from gristmill.parallel.pickles import Sealed, seal
 from gristmill.parallel.progress import Line
@@ -62,7 +62,7 @@ def mapped(function: Any, values: Iterable[Any], how: Mapping) -> Generator[Any,
 
 
 def delivered(
-    found: Generator[Result, None, None], ordered: bool, return_exceptions: bool
+    found: Generator[CallResult, None, None], ordered: bool, return_exceptions: bool
 ) -> Generator[Any, None, None]:
     """What a caller is given. Raises the first exception of a call at once, but that of a worker which died only after
     the other inputs have finished.
@@ -93,7 +93,7 @@ def delivered(
 
 def results(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None] = _nothing
-) -> Generator[Result, None, None]:
+) -> Generator[CallResult, None, None]:
     """What became of each input, as soon as it is known. Calls have begun when this returns, unless the first input is
     slow to come. Closing the iterator ends all workers. `watch` is called several times a second, and ends the map by
     raising.
@@ -105,7 +105,7 @@ def results(
 
 def _results(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None]
-) -> Generator[Result | None, None, None]:
+) -> Generator[CallResult | None, None, None]:
     """None, once, when calls have begun; then results."""
     process = os.getpid()
     with contextlib.ExitStack() as stack:
@@ -143,7 +143,7 @@ if hasattr(os, "register_at_fork"):
 
 def _found(
     function: Any, values: Iterable[Any], how: Mapping, watch: Callable[[], None], stack: contextlib.ExitStack
-) -> Iterator[Result | None]:
+) -> Iterator[CallResult | None]:
     """None, then the results; what has to be closed afterwards goes on the stack."""
     memory: _Memory | None = None
     planned: tuple[Any, Any, Any] = ((), (), ())
@@ -202,7 +202,7 @@ def _found(
 
 def _run(
     feed: CallFeed, events: Iterable[Event], line: Line, memory: _Memory | None, watch: Callable[[], None]
-) -> Iterator[Result]:
+) -> Iterator[CallResult]:
     done = 0
     for event in events:
         watch()
@@ -288,17 +288,17 @@ class _Memory:
                 self._order.begin(number)
             yield number, value if type(values) in _HOLD else _owned(value)
 
-    def known(self, inputs: Inputs) -> Iterator[Result]:
+    def known(self, inputs: Inputs) -> Iterator[CallResult]:
         """The known results that are due."""
         first = None if self._order is None else self._order.first
         return map(self.read, inputs.known(first))
 
-    def read(self, known: Known) -> Result:
+    def read(self, known: Known) -> CallResult:
         found = self.kept.find(known.key)
         assert found is not None
-        return Result(known.number, None, found[0])
+        return CallResult(known.number, None, found[0])
 
-    def keep(self, result: Result) -> None:
+    def keep(self, result: CallResult) -> None:
         """Keep a computed result, once `settle` has found the files that the callable names unchanged."""
         key = self._keys.pop(result.number, None)
         if self._order is not None:

@@ -56,10 +56,10 @@ class Published:
 
     def __init__(self, root: str, files: Files, key: tuple[str, ...]) -> None:
         self._root, self._files, self._key = root, files, key
-        self._result: Result | None = None
+        self._result: OpenResult | None = None
         self._said = False
 
-    def _now(self, *, anew: bool = False) -> Result:
+    def _now(self, *, anew: bool = False) -> OpenResult:
         """What is published now. The record of the next result is asked for each time, where that is no request;
         `_SUCCESS` itself now and then, and if files are gone (`anew`), since a sink may be put in the place of another.
         """
@@ -76,7 +76,7 @@ class Published:
         if known is not None and (said, result.number) == (known.said, known.publication.number):
             known.looked = time.monotonic()
             return known
-        self._result = found = Result(result, said, self._key)
+        self._result = found = OpenResult(result, said, self._key)
         return found
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:
@@ -98,7 +98,7 @@ class Published:
                     ) from e
                 now = later  # which has replaced these files
 
-    def _slow(self, now: Result) -> None:
+    def _slow(self, now: OpenResult) -> None:
         if self._said or now.publication.body.rows_ok <= QUICK:
             return
         self._said = True
@@ -134,7 +134,7 @@ class Block:
     first: int
 
 
-class Result:
+class OpenResult:
     """One published result, open for lookups. `said` is what `_SUCCESS` said when it was opened."""
 
     def __init__(self, result: Publication, said: bytes, key: tuple[str, ...]) -> None:
