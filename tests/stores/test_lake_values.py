@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,69 @@ def test_delta_partitions_by_bytes(tmp_path: Path) -> None:
     with pytest.raises(gm.BadJob, match="column 'p': the table is partitioned by it, and deltalake does not give"):
         gm.Job(rows, gm.model(same, batch_format="arrow"), out, workers=0, deliver=address).run()
     assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+BARE = pa.timestamp("us")
+ZONELESS = {
+    "column": BARE,
+    "list": pa.list_(BARE),
+    "struct": pa.struct([("at", BARE)]),
+    "values": pa.map_(pa.string(), BARE),
+    "keys": pa.map_(BARE, pa.string()),
+    "deep": pa.struct([("by", pa.list_(pa.map_(pa.string(), BARE)))]),
+}
+TIMED = {
+    BARE: dt.datetime(2026, 1, 1),
+    ZONELESS["list"]: [dt.datetime(2026, 1, 1), None],
+    ZONELESS["struct"]: {"at": dt.datetime(2026, 1, 1)},
+}
+
+
+def timed(kind: pa.DataType) -> pa.Table:
+    """Rows with times without a zone, nulls where they are in maps."""
+    return pa.table({"id": range(2), "c": pa.array([TIMED.get(kind), None], kind)})
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+@pytest.mark.parametrize("where", ZONELESS)
+@pytest.mark.few(3)
+def test_delta_times_without_a_zone_in_new_columns(where: str, mode: Any, tmp_path: Path) -> None:
+    """A table that did not have such can be opened afterwards, by deltalake, too, or is as it was."""
+    from deltalake import DeltaTable, write_deltalake
+
+    at, kind = str(tmp_path / "scores"), ZONELESS[where]
+    write_deltalake(at, pa.table({"id": [7]}), configuration={"delta.enableChangeDataFeed": "true"})
+    out, rows = sink_of(timed(kind), tmp_path, "out"), {**dict.fromkeys(range(2)), 7: None}
+    to = gm.to(f"delta://{at}", mode=mode, key="id", evolve=True)
+    if kind in TIMED:
+        gm.deliver(out, to)
+        rows[0] = TIMED[kind]
+        assert "changeDataFeed" in DeltaTable(at).protocol().writer_features
+    else:
+        with pytest.raises(gm.BadJob, match=r"column 'c' .*a table of it that nobody can open: cast it") as refused:
+            gm.deliver(out, to)
+        assert refused.value.exit_code == 2
+    there = DeltaTable(at).to_pyarrow_table().to_pylist()
+    if kind in TIMED:
+        assert {row["id"]: row["c"] for row in there} == (rows if mode != "replace" else {0: rows[0], 1: None})
+        with gm.lookup(to) as lookup:
+            assert lookup.get(0) == {"id": 0, "c": TIMED[kind]}
+    else:
+        assert there == [{"id": 7}]
+
+
+@pytest.mark.parametrize("where", ["values", "keys", "deep"])
+@pytest.mark.few(3)
+def test_delta_times_without_a_zone_in_maps_at_first(where: str, tmp_path: Path) -> None:
+    """They are refused before anything is scored; beside a column of such times, deltalake makes a good table."""
+    rows, at = timed(ZONELESS[where]), tmp_path / "scores"
+    with pytest.raises(gm.BadJob, match=r"column 'c' .*a table of it that nobody can open: cast it"):
+        gm.Job(
+            rows, gm.model(same, batch_format="arrow"), str(tmp_path / "out"), workers=0, deliver=f"delta://{at}"
+        ).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    assert not at.exists()
+    more = rows.append_column("at", pa.array([dt.datetime(2026, 1, 1)] * 2, BARE))
+    gm.deliver(sink_of(more, tmp_path, "more"), gm.to(f"delta://{at}", key="id"))
+    with gm.lookup(f"delta://{at}") as lookup:
+        assert lookup.get_many([0, 1]) == more.to_pylist()

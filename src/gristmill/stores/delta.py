@@ -42,6 +42,7 @@ from gristmill.stores.contract import (
 )
 from gristmill.stores.deltaparts import never_back, refuse_changed
 from gristmill.stores.deltastats import LONGEST, statistics
+from gristmill.stores.deltatrial import TIMES, has_times, unopened
 from gristmill.stores.lake import (
     SIMPLE,
     Datafile,
@@ -63,7 +64,7 @@ LOG = "_delta_log"
 EVER = pc.scalar(True)  # what holds of all rows of a file of which nothing is known
 OLD = 86_400.0  # seconds after which marks that do not hold are removed: long after whoever wrote them has committed
 # What a table asks of its writers beyond naming files that hold its columns.
-_PLAIN_FEATURES = frozenset({"timestampNtz", "appendOnly", "invariants"})
+_PLAIN_FEATURES = frozenset({TIMES, "appendOnly", "invariants"})
 
 
 class Delta:
@@ -169,10 +170,19 @@ class Table:
             held = self.kind(plain(load.schema.field(name).type))
             if held is not None and (why := never_back(held)) is not None:
                 return f"column {name!r}: {why}: cast it to text in a step, and there, or deliver to another table"
+        raised = now is not None and TIMES in _read_features(now.table)
+        if not raised and (why := unopened(self._new(now, load))) is not None:
+            return why
         odd = next((name for name in load.schema.names if "`" in name), None)
         if odd is None or load.mode != "upsert":
             return None
         return f"column {odd!r}: an upsert to Delta Lake cannot name it: give it another name, without a backtick"
+
+    def _new(self, now: Snapshot | None, load: Load) -> pa.Schema:
+        """The columns that the table gets."""
+        new = load.schema if now is None else [f for f in load.schema if load.evolve and f.name not in now.schema.names]
+        kinds = ((f.name, self.kind(plain(f.type))) for f in new)
+        return pa.schema([(name, kind) for name, kind in kinds if kind is not None])
 
     def write(
         self,
@@ -259,6 +269,10 @@ class Table:
             return True
         mode = "overwrite" if load.mode == "replace" else "append"
         new = [f.name for f in schema if f.name not in now.schema.names]
+        times = [f for f in schema if f.name in new and has_times(f.type)]
+        if load.mode == "upsert" and times and TIMES not in _read_features(now.table):
+            self._add(now, pa.schema(times))
+            return False  # the version that has them came first
         if load.mode == "upsert":
             self._merge(now, load, schema, files, said)
         elif new or not _plain(now.table):
@@ -269,6 +283,16 @@ class Table:
             added = [self._added(file, schema) for file in files]
             now.table.create_write_transaction(added, mode, now.table.schema(), commit_properties=said)
         return True
+
+    @staticmethod
+    def _add(now: Snapshot, columns: pa.Schema) -> None:
+        """Add columns in a version of their own. Trap: a merge adds times without a zone to a table that does not say
+        of itself that it has such, and nobody can open it then.
+        """
+        from deltalake import CommitProperties, Schema
+
+        once = CommitProperties(max_commit_retries=0)
+        now.table.alter.add_columns(list(Schema.from_arrow(columns).fields), commit_properties=once)
 
     def _merge(self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile], said: Any) -> None:
         """Update and add rows by key. A merge that finds nothing to do makes no version, and the marks need one."""

@@ -7,21 +7,16 @@ value that they cannot read, and with it the whole table is lost.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
-import time
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.sinks.partition import NULL
+from gristmill.stores.deltatrial import folder
 from gristmill.stores.lake import Datafile
 from gristmill.stores.refused import refuse
 
-TRIES, WAIT = 50, 0.02  # times to remove a folder, and seconds between them
 WAY = "drop such rows, replace the value in a step, or deliver to a table without that partition"
 
 
@@ -68,32 +63,17 @@ def _first_changed(values: pa.Array) -> pa.Array:
     return values
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """A folder for a table, removed afterwards: where deltalake has failed, its threads write on for a while."""
-    folder = tempfile.mkdtemp(prefix="gristmill-")
-    try:
-        yield folder
-    finally:
-        empty = 0
-        for _ in range(TRIES):
-            shutil.rmtree(folder, ignore_errors=True)
-            if (empty := 0 if os.path.exists(folder) else empty + 1) > 1:
-                break
-            time.sleep(WAIT)
-
-
 def _changed(values: pa.Array) -> bool:
     """Whether a table that is partitioned by these values does not have them all, or cannot be made or read."""
     import deltalake
 
-    with _folder() as folder:
+    with folder() as path:
         rows = pa.table({"p": values, "n": pa.array(range(len(values)), pa.int64())})
         try:
             schema = deltalake.Schema.from_arrow(rows.schema)
-            deltalake.DeltaTable.create(folder, schema, partition_by=["p"])
-            deltalake.write_deltalake(folder, rows, mode="append")
-            found = deltalake.DeltaTable(folder).to_pyarrow_table().sort_by("n")["p"].combine_chunks()
+            deltalake.DeltaTable.create(path, schema, partition_by=["p"])
+            deltalake.write_deltalake(path, rows, mode="append")
+            found = deltalake.DeltaTable(path).to_pyarrow_table().sort_by("n")["p"].combine_chunks()
         except (deltalake.exceptions.DeltaError, pa.ArrowException, OSError, ValueError):
             return True
         same = _equal(found.cast(values.type), values)
