@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -76,3 +77,29 @@ def test_columns_that_postgres_would_cut(postgres: str, tmp_path: Path) -> None:
         with pytest.raises(gm.BadJob, match="Postgres has names of 63 bytes at most"):
             gm.Job(rows, model, gm.sink(str(tmp_path / "out")), workers=0, deliver=[to]).run()
         assert shop.seen("scores") is None
+
+
+FIELDS = ["name", "end", "order", "aB", "A", "É", "日本", "a b", 'q"t', "x.y", "a", "1a"]
+
+
+@pytest.mark.parametrize("mode", ["replace", "append", "upsert"])
+def test_fields_of_structs_that_duckdb_quotes_or_does_not(mode: Any, tmp_path: Path) -> None:
+    """Whatever a field is called, its table is delivered to each night, at any depth."""
+    kinds = {name: pa.struct([(name, pa.list_(pa.struct([(name, pa.int64())])))]) for name in FIELDS}
+    columns = {f"c{n}": pa.array([{f: [{f: n}]}, None], kind) for n, (f, kind) in enumerate(kinds.items())}
+    to = gm.to(f"duckdb://{tmp_path}/x.duckdb#t", mode=mode, key="id")
+    for first in (0, 2):
+        rows = pa.table({"id": [first, first + 1], **columns})
+        gm.Job(rows, gm.model(_same, batch_format="arrow"), str(tmp_path / str(first)), workers=0, deliver=to).run()
+    with gm.lookup(to) as lookup:
+        assert lookup.get_many([2, 3]) == rows.to_pylist()
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_fields_of_structs_that_duckdb_does_not_name(name: str, tmp_path: Path) -> None:
+    """They are refused before anything is scored."""
+    rows = pa.table({"id": [0], "c": pa.array([[{name: 1}]], pa.list_(pa.struct([(name, pa.int64())])))})
+    to = f"duckdb://{tmp_path}/x.duckdb#t"
+    with pytest.raises(gm.BadJob, match=r"column 'c' has a field named .*: give it another name in a step"):
+        gm.Job(rows, gm.model(_same, batch_format="arrow"), str(tmp_path / "out"), workers=0, deliver=to).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()

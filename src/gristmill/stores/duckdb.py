@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.batches import regrouped
-from gristmill.arrow.schemas import plain, unwritable
 from gristmill.arrow.spilling import quiet
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
@@ -34,8 +33,8 @@ from gristmill.stores.contract import (
     StoreBusy,
     StoreKind,
     StoreUnavailable,
-    fields_but_for_capitals,
 )
+from gristmill.stores.ducktypes import column_type, holds
 from gristmill.stores.gate import Gate
 from gristmill.stores.keys import retold, uuid_text
 from gristmill.stores.lookup import SCANNED, asked, delivered, keyed, restored
@@ -65,40 +64,7 @@ HOLD = 2.0  # seconds after which a file is let go between two transactions, so 
 GROUP = 122_880, 16 << 20  # rows that it writes at a time; bytes that are copied for that at most
 BREATH = 0.02  # seconds for which it is let go
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")  # statements that change no table's columns
-_SIMPLE = {
-    pa.bool_(): "BOOLEAN",
-    pa.int8(): "TINYINT",
-    pa.int16(): "SMALLINT",
-    pa.int32(): "INTEGER",
-    pa.int64(): "BIGINT",
-    pa.uint8(): "UTINYINT",
-    pa.uint16(): "USMALLINT",
-    pa.uint32(): "UINTEGER",
-    pa.uint64(): "UBIGINT",
-    pa.float32(): "FLOAT",
-    pa.float64(): "DOUBLE",
-    **dict.fromkeys((pa.string(), pa.large_string()), "VARCHAR"),
-    **dict.fromkeys((pa.binary(), pa.large_binary()), "BLOB"),
-    **dict.fromkeys((pa.date32(), pa.date64()), "DATE"),
-    **dict.fromkeys((pa.time32("s"), pa.time32("ms"), pa.time64("us")), "TIME"),
-    pa.time64("ns"): "TIME_NS",
-    pa.null(): "INTEGER",
-}
 _STRANGE = ("INTERVAL", "BIT", "BIGNUM", "TIME WITH TIME ZONE")  # types whose values Arrow does not have as they are
-_STAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
-# Types of columns that hold the values of others, as SQL: by the type that they would have.
-_WIDER: Mapping[str, tuple[str, ...]] = {
-    "TINYINT": ("SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
-    "SMALLINT": ("INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
-    "INTEGER": ("BIGINT", "HUGEINT", "DOUBLE"),
-    "BIGINT": ("HUGEINT",),
-    "UTINYINT": ("USMALLINT", "UINTEGER", "UBIGINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
-    "USMALLINT": ("UINTEGER", "UBIGINT", "INTEGER", "BIGINT", "HUGEINT", "FLOAT", "DOUBLE"),
-    "UINTEGER": ("UBIGINT", "BIGINT", "HUGEINT", "DOUBLE"),
-    "UBIGINT": ("HUGEINT",),
-    "FLOAT": ("DOUBLE",),
-    "DATE": (),
-}
 
 
 class DuckDB:
@@ -197,11 +163,10 @@ class File:
         return folded(self._table)
 
     def kind(self, field: pa.Field) -> str:
-        return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
+        return column_type(field.type, f"{self._place.shown}: column {field.name!r}")
 
     def holds(self, field: pa.Field, kind: str) -> bool:
-        own = _kind(field.type, f"{self._place.shown}: column {field.name!r}")
-        return kind == own or kind in _WIDER.get(own, ())
+        return holds(self._held, kind, self.kind(field))
 
     def typed(self, kind: str) -> bool:
         return True
@@ -432,48 +397,10 @@ def connected(place: Place, *, read_only: bool) -> Any:
             raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
 
 
-def _kind(kind: pa.DataType, where: str) -> str:
-    """The SQL type that holds all values of an Arrow type. Raises BadJob."""
-    t = pa.types
-    if isinstance(kind, pa.BaseExtensionType):
-        return _kind(kind.storage_type, where)
-    if (bare := plain(kind)) != kind:
-        return _kind(bare, where)
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
-    if t.is_timestamp(kind):
-        if kind.tz is None:
-            return _STAMPS[kind.unit]
-        if kind.unit != "ns":
-            return "TIMESTAMP WITH TIME ZONE"
-    if t.is_fixed_size_binary(kind):
-        return "BLOB"
-    if t.is_decimal(kind) and kind.precision <= 38 and 0 <= kind.scale <= kind.precision:
-        return f"DECIMAL({kind.precision},{kind.scale})"
-    if t.is_fixed_size_list(kind):
-        return f"{_kind(kind.value_type, where)}[{kind.list_size}]"
-    if t.is_list(kind) or t.is_large_list(kind):
-        return f"{_kind(kind.value_type, where)}[]"
-    if t.is_map(kind):
-        return f"MAP({_kind(kind.key_type, where)}, {_kind(kind.item_type, where)})"
-    if (why := fields_but_for_capitals(kind, "DuckDB", folded)) is not None:
-        raise BadJob(f"{where}: {why}")
-    if t.is_struct(kind) and kind.num_fields and unwritable(kind) is None:
-        return f"STRUCT({', '.join(f'{_word(f.name)} {_kind(f.type, where)}' for f in kind)})"
-    raise BadJob(
-        f"{where} is {kind}, which DuckDB cannot hold without loss: cast it in a step, or leave it out (drop=)"
-    )
-
-
 def _as_generated(name: str, kind: str) -> str:
     """How a column that is an expression of others stands in a table's SQL, as a pattern."""
     named = f"(?:{re.escape(name)}|{re.escape(quoted(name))})"
     return rf"[(,] ?{named} {re.escape(kind)}(?: COLLATE \w+)? GENERATED ALWAYS AS"
-
-
-def _word(name: str) -> str:
-    """A field's name as DuckDB writes it in a type."""
-    return name if name.isidentifier() and name.islower() else quoted(name)
 
 
 class FileReader:
