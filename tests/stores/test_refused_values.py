@@ -112,3 +112,24 @@ def test_long_durations(unit: str, postgres: str, tmp_path: Path) -> None:
     gm.deliver(str(tmp_path / "out"), gm.to(address, key="id"))
     with gm.lookup(address) as lookup:
         assert [row["span"] for row in lookup.get_many(range(3)) if row] == to_plain(spans)
+
+
+@pytest.mark.parametrize("column", ["real[]", "vector(2)", "vector"])
+def test_doubles_in_columns_of_singles(column: str, postgres: str, database: Any, tmp_path: Path) -> None:
+    """They would be rounded, or become infinite: refused before anything is scored; singles and halves go there."""
+    sides = [[0.5, 1e300], [1.0 / 3, -2.0]]
+    out, to = str(tmp_path / "out"), f"{postgres}#area.t"
+    database.execute(f"CREATE TABLE t (id bigint, v {column.replace('vector', 'public.vector')}, vector real[])")
+    rows = pa.table({"id": range(2), "v": pa.array(sides, pa.list_(pa.float64(), 2))})
+    sink = gm.sink(out, keep=["id", "v"])
+    with pytest.raises(gm.BadJob, match=r"column 'v' is .*does not hold the result's .*double.* without loss"):
+        gm.Job(rows, gm.model(vectors, batch_format="arrow"), sink, workers=0, deliver=to).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    for kind in (pa.float16(), pa.float32()):
+        fine = rows.set_column(1, "v", pa.array([np.float16([0.1, 3.0]).tolist(), None], pa.list_(kind, 2)))
+        gm.Job(
+            fine, gm.model(vectors, batch_format="arrow"), gm.sink(f"{out}{kind}", keep=["id", "v"]), workers=0
+        ).run()
+        gm.deliver(f"{out}{kind}", gm.to(to, key="id"))
+        with gm.lookup(to) as lookup:
+            assert [row["v"] for row in lookup.get_many(range(2))] == fine["v"].to_pylist()

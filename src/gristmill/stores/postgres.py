@@ -49,6 +49,7 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
     "text": ("character varying",),
     "jsonb": ("json",),
 }
+_VECTORS = (pa.float16(), pa.float32())  # whose values numbers of pgvector are
 _VECTOR = 16_000  # numbers that a pgvector column holds at most
 
 
@@ -183,8 +184,9 @@ class Server:
     def holds(self, field: pa.Field, kind: str) -> bool:
         own = self.kind(field)
         wider = kind == own or kind in _WIDER.get(own, ())
-        vectors = pa.types.is_fixed_size_list(field.type) and pa.types.is_floating(field.type.value_type)
-        return wider or (vectors and kind in (f"vector({field.type.list_size})", "vector", "real[]"))
+        bare = storage(field.type)
+        vectors = pa.types.is_fixed_size_list(bare) and bare.value_type in _VECTORS
+        return wider or (vectors and kind in (f"vector({bare.list_size})", "vector", "real[]"))
 
     # ------------------------------------------------ the table that takes the target's place
 
