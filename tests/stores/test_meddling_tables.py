@@ -195,6 +195,51 @@ def test_a_view_of_postgres_that_hides_rows(sink: str, postgres: str, database: 
     assert database.execute("SELECT count(*) FROM t").fetchone() == (12,)
 
 
+UNCHANGED = "CREATE TRIGGER g BEFORE UPDATE ON t "
+SUPPRESSES = {
+    "sqlite": UNCHANGED
+    + "WHEN old.label IS new.label COLLATE NOCASE AND old.y = new.y BEGIN SELECT RAISE(IGNORE); END",
+    "postgres": UNCHANGED + "FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+}
+
+
+def labelled(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What each row says, and nothing else."""
+    return pa.record_batch({"y": pa.array([0.5] * len(batch))})
+
+
+@pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.parametrize("name", SUPPRESSES)
+def test_updates_that_would_change_nothing(name: str, delete: bool, request: Any, tmp_path: Path) -> None:
+    """A table that does not write such rows again has them nevertheless; those that it does not change are missed."""
+    columns = "(id bigint PRIMARY KEY, y double precision, label text, more {}, side {})"
+    if name == "sqlite":
+        run, at = file(tmp_path, f"CREATE TABLE t {columns.format('text', 'blob')}"), f"sqlite://{tmp_path}/t.sqlite#t"
+    else:
+        at, run = f"{request.getfixturevalue('postgres')}#area.t", request.getfixturevalue("database").execute
+        run(f"CREATE TABLE t {columns.format('json', 'public.vector(2)')}")
+    run(SUPPRESSES[name])
+    to = gm.to(at, mode="upsert", key="id", delete=delete)
+
+    def night(labels: list[str | None]) -> None:
+        rows = pa.table(
+            {"id": range(4), "label": pa.array(labels, pa.string()), "more": [{"a": 1}, {"a": 2}, None, {}]}
+        )
+        rows = rows.append_column("side", pa.array([[1.0, 2.0]] * 3 + [None], pa.list_(pa.float32(), 2)))
+        made = gm.sink(str(tmp_path / "out"), keep=rows.column_names)
+        gm.Job(rows, gm.model(labelled, batch_format="arrow"), made, workers=0, deliver=to).run(restart=True)
+
+    night(["a", "b", None, "d"])
+    night(["a", "z", None, "e"])
+    night(["a", "z", None, "e"])
+    with gm.lookup(at, key="id") as lookup:
+        found = lookup.get_many(range(4))
+    assert [row["label"] for row in found] == ["a", "z", None, "e"]
+    if name == "sqlite":  # takes Z for z
+        with pytest.raises(gm.BadJob, match="4 rows were to be updated, and 3 are"):
+            night(["a", "Z", None, "e"])
+
+
 # ---------------------------------------------------------------- what a table does when rows go
 
 

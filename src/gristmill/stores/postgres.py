@@ -194,7 +194,8 @@ class Server:
         return kind not in ("json", "jsonb")
 
     def binary(self, kind: str) -> str:
-        return ' COLLATE "C"' if base(kind) in ("text", "character varying") else ""
+        as_text = "::text" * (kind == "json")  # which has no equality
+        return f'{as_text} COLLATE "C"' if as_text or base(kind) in ("text", "character varying") else ""
 
     def generated(self, session: Session) -> Collection[str]:
         return pgtable.generated(session, self.target())

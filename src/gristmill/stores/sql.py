@@ -106,7 +106,7 @@ class Database(Protocol):
 
     def binary(self, kind: str) -> str:
         """What follows a column of the type `kind` in SQL where its values are compared as they are, whatever collation
-        it has; nothing for types without collations.
+        it has; nothing for types of which the database does that anyway.
         """
         ...
 
@@ -296,6 +296,8 @@ def merged(session: Session, database: Database, stage: str, load: Load, shown: 
     if values := [n for n in names if n not in load.key]:
         sets = ", ".join(f"{quoted(n)} = s.{quoted(n)}" for n in values)
         updated = session.changed(f"UPDATE {target} AS t SET {sets} FROM {stage} AS s WHERE {same}")
+        if before is not None and updated < before.own:  # a trigger may keep rows from being written as they are
+            updated = before.own - _unlike(session, database, stage, load, same)
     _inserted(session, target, stage, names, new)
     database.settled(session)
     if before is not None:
@@ -305,6 +307,15 @@ def merged(session: Session, database: Database, stage: str, load: Load, shown: 
         refuse_others(before.own + before.new, after.own, shown)
         refuse_others(load.mark.rows, load.mark.rows - after.new, shown)
         refuse_others(0 if delete else before.other, after.other, shown, "there of others")
+
+
+def _unlike(session: Session, database: Database, stage: str, load: Load, same: str) -> int:
+    """How many staged rows have a key of the target, but are not there as they are."""
+    target = database.target()
+    kinds = session.columns(target)
+    staged, own = (", ".join(f"{at}.{quoted(n)}{database.binary(kinds[n])}" for n in load.schema.names) for at in "st")
+    wanted = f"SELECT {staged} FROM {stage} AS s WHERE EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
+    return counted(session, f"({wanted} EXCEPT SELECT {own} FROM {target} AS t) AS u")
 
 
 @dataclass(frozen=True)
