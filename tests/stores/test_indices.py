@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -63,6 +64,63 @@ def test_another_method(postgres: str, database: Any, tmp_path: Path) -> None:
         assert kinds(database) == ["btree (id)", *more, "hnsw (v vector_cosine_ops)", "hnsw (v vector_l2_ops)"]
     with gm.lookup(to, key="id") as lookup:
         assert lookup.nearest([1.0, 0.0], 1).metric == "l2"
+
+
+HALVES = np.float16([[10.0, 0.1], [0.6, 0.8], [6e-8, -3.0]])
+HNSW: dict[str, pa.Array] = {
+    "halves": pa.FixedSizeListArray.from_arrays(pa.array(HALVES.reshape(-1)), 2),
+    "tensors": pa.ExtensionArray.from_storage(
+        pa.fixed_shape_tensor(pa.float32(), [2]), pa.array(HALVES.astype("f4").tolist(), pa.list_(pa.float32(), 2))
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["hnsw", "ivfflat"])
+@pytest.mark.parametrize("values", HNSW)
+def test_an_index_of_vectors_of_other_types(
+    values: str, method: str, postgres: str, database: Any, tmp_path: Path
+) -> None:
+    """They are columns of pgvector, which are given back as they were."""
+    rows = pa.table({"id": range(3), "v": HNSW[values]})
+    to = gm.to(f"{postgres}#area.t", key="id", index={"v": {"kind": method, "metric": "cosine"}})
+    gm.deliver(delivered(tmp_path / "out", rows), to)
+    assert kinds(database) == ["btree (id)", f"{method} (v vector_cosine_ops)"]
+    with gm.lookup(to) as lookup:
+        assert [list(row["v"]) for row in lookup.get_many(range(3))] == HALVES.tolist()
+        assert [row["id"] for row in lookup.nearest([0.5, 0.5], 1)] == [1]
+
+
+UNBUILT: dict[str, tuple[str, Any, pa.Array, str]] = {
+    "doubles": (
+        "",
+        "hnsw",
+        pa.array([[1.0, 2.0]], pa.list_(pa.float64(), 2)),
+        r"vector_cosine_ops.*double precision\[\]",
+    ),
+    "lists": ("", "ivfflat", pa.array([[1.0, 2.0]], pa.list_(pa.float32())), r"vector_cosine_ops.*real\[\]"),
+    "long": ("", "hnsw", pa.array([[0.0] * 2001], pa.list_(pa.float32(), 2001)), "than 2000 dimensions"),
+    "text": ("", "gin", pa.array(["a"]), "text has no default operator class for access method .*gin"),
+    "record": ("", "brin", pa.array([{"a": 1}]), "jsonb has no default operator class"),
+    "method": ("", "nosuch", pa.array([1]), "access method .*nosuch.* does not exist"),
+    "operators": ("", {"kind": "btree", "ops": "no_ops"}, pa.array([1]), "operator class .*no_ops.* does not exist"),
+    "there": ("real[]", "hnsw", pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), r"vector_cosine_ops.*real\[\]"),
+}
+
+
+@pytest.mark.parametrize("case", UNBUILT)
+def test_an_index_that_postgres_does_not_build(case: str, postgres: str, database: Any, tmp_path: Path) -> None:
+    """In its own words, before anything is scored; nothing is left there."""
+    there, how, values, told = UNBUILT[case]
+    if there:
+        database.execute(f"CREATE TABLE t (id bigint, v {there}, zero bigint)")
+    rows, out = pa.table({"id": [0], "v": values}), tmp_path / "out"
+    to = gm.to(f"{postgres}#area.t", key="id", index={"v": how})
+    job = gm.Job(rows, gm.model(zero, batch_format="arrow"), gm.sink(str(out), keep=["id", "v"]), workers=0, deliver=to)
+    with pytest.raises(gm.BadJob, match=f"column 'v': there can be no index .*Postgres says: .*{told}"):
+        job.run()
+    assert not (out / "_SUCCESS").exists()
+    if not there:
+        assert database.execute("SELECT relname FROM pg_class WHERE relname ~ '^(gristmill_trial|t$)'").fetchall() == []
 
 
 def test_an_index_whose_name_went_with_its_table(postgres: str, database: Any, tmp_path: Path) -> None:

@@ -133,3 +133,15 @@ def test_doubles_in_columns_of_singles(column: str, postgres: str, database: Any
         gm.deliver(f"{out}{kind}", gm.to(to, key="id"))
         with gm.lookup(to) as lookup:
             assert [row["v"] for row in lookup.get_many(range(2))] == fine["v"].to_pylist()
+
+
+def test_a_vector_that_pgvector_does_not_take(postgres: str, tmp_path: Path) -> None:
+    """It is told with its column and row."""
+    for number, odd in enumerate((None, np.nan, np.inf)):
+        rows = pa.table({"id": [7, 8], "v": pa.array([[1.0, 2.0], [1.0, odd]], pa.list_(pa.float32(), 2))})
+        out = tmp_path / f"out{number}"
+        sink = gm.sink(str(out), keep=["id", "v"])
+        gm.Job(rows, gm.model(vectors, batch_format="arrow"), sink, workers=0, on_nan="keep").run()
+        with pytest.raises(gm.BadJob, match=r"column 'v' has a vector with .* in the row with id = 8: ") as refused:
+            gm.deliver(str(out), f"{postgres}#hollow")
+        assert refused.value.exit_code == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ from gristmill.errors import BadJob
 from gristmill.process.extras import require
 from gristmill.stores.contract import Place, StoreUnavailable
 from gristmill.stores.pgcopy import copied
-from gristmill.stores.refused import AS_TEXT, without_far, without_zero_bytes
+from gristmill.stores.refused import AS_TEXT, refuse_endless, without_far, without_zero_bytes
 from gristmill.stores.sql import named, quoted
 
 LONGEST = 63  # bytes of a name
@@ -52,6 +52,7 @@ class Transaction:
         kinds, names = self.columns(table), ", ".join(map(quoted, schema.names))
         batches = without_zero_bytes(batches, self._shown, "which Postgres does not take")
         batches = without_far(batches, self._shown, AS_TEXT, [n for n, kind in kinds.items() if "json" in kind])
+        batches = _near(batches, [n for n in schema.names if base(kinds[n]) == "vector"], self._shown)
         with self._connection.cursor() as cursor:
             with cursor.copy(f"COPY {table} ({names}) FROM STDIN (FORMAT BINARY)") as copy:
                 for data in copied(batches, kinds):
@@ -73,6 +74,14 @@ class Transaction:
         )
         names = (row[0].rpartition(".") for row in self.run(sql, prefix))
         return [f"{_bare(schema)}.{_bare(name)}" for schema, _, name in names]
+
+
+def _near(batches: Iterable[pa.RecordBatch], vectors: Sequence[str], shown: str) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises BadJob for a vector that pgvector does not take."""
+    for batch in batches:
+        for name in vectors:
+            refuse_endless(batch, name, shown)
+        yield batch
 
 
 def _placed(sql: str) -> str:

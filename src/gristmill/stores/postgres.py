@@ -9,7 +9,6 @@ import contextlib
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -18,13 +17,12 @@ from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
-from gristmill.stores import pgtable, pgvector, references
+from gristmill.stores import pgindex, pgtable, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
 from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, merged, moved, quoted
 from gristmill.stores.tables import Tables
-from gristmill.stores.vectors import metric_of
 
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
 _SIMPLE = {
@@ -84,46 +82,8 @@ def _lasting(error: Any) -> bool:
     if isinstance(error, psycopg.IntegrityError):  # in the catalog it is of two that create one table at once
         return bool(error.diag.schema_name != "pg_catalog")
     lasting = (known.ProgramLimitExceeded, known.InsufficientPrivilege, known.DependentObjectsStillExist)
-    return isinstance(error, (psycopg.DataError, psycopg.NotSupportedError, *lasting))
-
-
-# Of a table's indices: name, columns, and what an Index tells.
-_INDICES = """
-SELECT i.relname,
-    (SELECT string_agg(a.attname, ',' ORDER BY k.n) FROM unnest(x.indkey) WITH ORDINALITY k(at, n)
-        JOIN pg_attribute a ON a.attrelid = x.indrelid AND a.attnum = k.at),
-    (SELECT pg_get_constraintdef(c.oid) FROM pg_constraint c
-        WHERE c.conindid = i.oid AND c.contype IN ('p', 'u', 'x') AND c.conrelid = x.indrelid),
-    CASE WHEN x.indisunique THEN 'UNIQUE ' ELSE '' END,
-    substr(pg_get_indexdef(i.oid), 1 + length(format('CREATE %sINDEX %I ON %s%I.%I',
-        CASE WHEN x.indisunique THEN 'UNIQUE ' END, i.relname, CASE WHEN i.relkind = 'I' THEN 'ONLY ' END,
-        n.nspname, t.relname))),
-    m.amname, o.opcname, o.opcdefault
-FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid JOIN pg_class t ON t.oid = x.indrelid
-    JOIN pg_namespace n ON n.oid = t.relnamespace JOIN pg_am m ON m.oid = i.relam
-    JOIN pg_opclass o ON o.oid = x.indclass[0]
-WHERE x.indrelid = to_regclass(?) ORDER BY i.relname
-"""
-
-
-@dataclass(frozen=True)
-class Index:
-    """An index: its columns, the constraint that it serves, whether it is `UNIQUE`, what follows the table's name in
-    its definition, its method, and the operators of its first column, with whether those are its method's own.
-    """
-
-    columns: str
-    constraint: str | None
-    unique: str
-    using: str
-    method: str
-    operators: str
-    usual: bool
-
-    def serves(self, column: str, method: str, operators: str) -> bool:
-        """Whether it is what is asked for a column."""
-        same = self.columns == column and self.method == method
-        return same and (self.operators == operators or (not operators and self.usual))
+    kinds = (known.UndefinedObject, known.DatatypeMismatch)  # such as operators of an index
+    return isinstance(error, (psycopg.DataError, psycopg.NotSupportedError, *lasting, *kinds))
 
 
 class Server:
@@ -217,7 +177,11 @@ class Server:
         pgtable.refuse_schema(session, self._schema, shown)
         for ours in (MARKS, PARTS):
             pgtable.refuse_rights(session, self.table(ours), ("SELECT", "INSERT", "DELETE"), shown)
-        if not session.columns(target):
+        there = session.columns(target)
+        for column, how in self._lacking(session, load, self._table).items():
+            kind = there.get(column) or self.kind(load.schema.field(column))
+            pgindex.refuse_unbuilt(session, column, kind, how, self._place)
+        if not there:
             return
         pgtable.refuse_kind(session, target, load, shown)
         if load.mode == "replace" and not pgtable.hangs(session, target):
@@ -332,19 +296,17 @@ class Server:
 
     # ------------------------------------------------ indices
 
-    def _indices(self, session: Session, table: str) -> dict[str, Index]:
-        """The indices of a table by name."""
-        rows = session.run(_INDICES, self.table(table))
-        return {name: Index(columns or "", *about) for name, columns, *about in rows}
+    def _indices(self, session: Session, table: str) -> dict[str, pgindex.Index]:
+        return pgindex.indices(session, self.table(table))
 
     def _lacking(self, session: Session, load: Load, table: str) -> dict[str, tuple[str, str]]:
         """Of the indices asked for those that a table does not have."""
         there = self._indices(session, table).values()
-        return {c: how for c, how in _asked(load).items() if not any(index.serves(c, *how) for index in there)}
+        return {c: how for c, how in pgindex.asked(load).items() if not any(index.serves(c, *how) for index in there)}
 
-    def _kept(self, session: Session, load: Load) -> dict[str, Index]:
+    def _kept(self, session: Session, load: Load) -> dict[str, pgindex.Index]:
         """The target's indices but for those of ours of which another kind is asked for now."""
-        asked, kept = _asked(load), {}
+        asked, kept = pgindex.asked(load), {}
         for name, index in self._indices(session, self._table).items():
             how = asked.get(index.columns) if re.match(STAGED, name) and not index.constraint else None
             if how is None or index.serves(index.columns, *how):
@@ -381,23 +343,6 @@ class Server:
             connection.close()
 
 
-def _asked(load: Load) -> dict[str, tuple[str, str]]:
-    """The indices that are asked for: method and operators, by column."""
-    return {column: _method(how, load.schema.field(column).type) for column, how in load.index.items()}
-
-
-def _method(how: Any, kind: pa.DataType) -> tuple[str, str]:
-    """An index's method and operators: `hnsw`, `{kind: hnsw, metric: l2}`, `{kind: hnsw, ops: halfvec_l2_ops}`."""
-    about = {"kind": how} if isinstance(how, str) else dict(how) if isinstance(how, Mapping) else {"kind": "btree"}
-    method = str(about.get("kind", "btree"))
-    ops = about.get("ops", "")
-    if not ops and method in ("hnsw", "ivfflat") and is_list(kind):
-        ops = pgvector.OPERATORS[metric_of(about.get("metric", "cosine"), "index")]
-    if not (method.isidentifier() and (not ops or str(ops).isidentifier())):
-        raise BadJob(f"index {how!r}: give a method of Postgres, such as btree or hnsw")
-    return method, str(ops)
-
-
 def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
     """The SQL type that holds all values of an Arrow type. Raises BadJob."""
     t, bare = pa.types, storage(kind)
@@ -411,7 +356,7 @@ def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
         return "bytea"
     if t.is_decimal(bare) and bare.scale >= 0:
         return f"numeric({bare.precision},{bare.scale})"
-    if t.is_fixed_size_list(bare) and bare.value_type == pa.float32() and vectors and bare.list_size <= _VECTOR:
+    if t.is_fixed_size_list(bare) and bare.value_type in _VECTORS and vectors and bare.list_size <= _VECTOR:
         return f"vector({bare.list_size})"
     if is_list(bare) and (inner := _SIMPLE.get(bare.value_type)) is not None and not t.is_null(bare.value_type):
         return f"{'numeric' if inner.startswith('numeric') else inner}[]"
