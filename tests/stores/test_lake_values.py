@@ -14,6 +14,7 @@ import shops
 
 import gristmill as gm
 from gristmill.sinks.partition import NULL
+from gristmill.stores.contract import Part
 
 pytestmark = pytest.mark.filterwarnings("ignore:Delete operation did not match:UserWarning")
 RECORD = pa.struct([("a", pa.string())])
@@ -233,3 +234,51 @@ def test_delta_times_without_a_zone_in_maps_at_first(where: str, tmp_path: Path)
     gm.deliver(sink_of(more, tmp_path, "more"), gm.to(f"delta://{at}", key="id"))
     with gm.lookup(f"delta://{at}") as lookup:
         assert lookup.get_many([0, 1]) == more.to_pylist()
+
+
+PAIR = pa.struct([("a", pa.int64())])
+FIXED = {
+    "texts": pa.list_(pa.string(), 2),
+    "bytes in lists": pa.list_(pa.list_(pa.binary(), 2)),
+    "texts in structs": pa.struct([("f", pa.list_(pa.string(), 2))]),
+    "lists": pa.list_(pa.list_(pa.int64()), 2),
+    "lists in structs": pa.list_(pa.struct([("f", pa.list_(pa.int64()))]), 2),
+    "structs": pa.list_(PAIR, 2),
+    "structs in lists": pa.list_(pa.list_(PAIR, 2)),
+    "nothing": pa.list_(pa.null(), 2),
+}
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_lance_lists_of_a_fixed_size(kind: str, tmp_path: Path) -> None:
+    """Those with which Lance panics, or which it does not read, are refused before anything is scored."""
+    rows = pa.table({"id": range(2), "c": pa.nulls(2, FIXED[kind])})
+    job = gm.Job(rows, gm.model(same, batch_format="arrow"), str(tmp_path / "out"), workers=0,
+                 deliver=f"lance://{tmp_path}/lance#t")  # fmt: skip
+    with pytest.raises(gm.BadJob, match=r"column 'c' is .*, which Lance cannot hold without loss"):
+        job.run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+
+
+def test_lance_lists_of_a_fixed_size_of_numbers(tmp_path: Path) -> None:
+    """They are given back as they were, at any depth, and found by key."""
+    deep = pa.list_(pa.struct([("f", pa.list_(pa.list_(pa.float32(), 2), 2))]))
+    flags = pa.array([[True, False], None], pa.list_(pa.bool_(), 2))
+    rows = pa.table({"id": range(2), "c": pa.array([[{"f": [[1.0, 2.0], [3.0, 4.0]]}], None], deep), "flags": flags})
+    to = gm.to(f"lance://{tmp_path}/lance#t", mode="upsert", key="id")
+    for night in ("one", "two"):
+        gm.deliver(sink_of(rows, tmp_path, night), to)
+        with gm.lookup(to) as lookup:
+            assert lookup.get_many(range(2)) == rows.to_pylist()
+
+
+def test_lance_panics(tmp_path: Path) -> None:
+    """One that nobody foresaw is told as what Lance does, with exit 2, and is no traceback of Rust."""
+    from gristmill.stores.lance import Table
+
+    rows = pa.table({"c": pa.array([["a", "b"]], FIXED["texts"])})
+    part = Part("x", 1, "x", lambda: iter(()))
+    table = Table(gm.to(f"lance://{tmp_path}/lance#t").place)
+    with pytest.raises(gm.BadJob, match=r"lance#t: Lance fails: .") as refused:
+        table.write(None, str(tmp_path / "x.lance"), [part], rows.schema, iter(rows.to_batches()))
+    assert refused.value.exit_code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,24 @@ def test_columns_that_postgres_would_cut(postgres: str, tmp_path: Path) -> None:
         with pytest.raises(gm.BadJob, match="Postgres has names of 63 bytes at most"):
             gm.Job(rows, model, gm.sink(str(tmp_path / "out")), workers=0, deliver=[to]).run()
         assert shop.seen("scores") is None
+
+
+RESERVED = {
+    "postgresql": ["ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"],
+    "lance": ["_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version", "*"],
+}
+
+
+@pytest.mark.parametrize("shop", RESERVED, indirect=True, scope="module")
+def test_columns_that_every_table_has(shop: Shop, tmp_path: Path) -> None:
+    """Those of the result are told before anything is scored."""
+    for name in RESERVED[shop.name]:
+        rows, to = pa.table({"id": [0, 1], name: ["a", "b"]}), gm.to(shop.address("own"), mode="upsert", key=name)
+        with pytest.raises(
+            gm.BadJob, match=f"column '{re.escape(name)}': .*(of its own|does not find keys of that name)"
+        ):
+            gm.Job(rows, gm.model(_same, batch_format="arrow"), str(tmp_path / "out"), workers=0, deliver=to).run()
+        assert not (tmp_path / "out" / "_SUCCESS").exists()
 
 
 FIELDS = ["name", "end", "order", "aB", "A", "É", "日本", "a b", 'q"t', "x.y", "a", "1a"]

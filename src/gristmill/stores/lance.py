@@ -39,6 +39,10 @@ _REFUSED = (
     pa.types.is_large_list_view,
     *(getattr(pa.types, name) for name in ("is_decimal32", "is_decimal64") if hasattr(pa.types, name)),  # pyarrow 18
 )
+# Of what lists of a fixed size are.
+_OF_FIXED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary, pa.types.is_fixed_size_list)
+# Columns that every table has.
+_OWN = ("_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version")
 
 
 class Lance:
@@ -121,7 +125,10 @@ class Table:
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         if (odd := next((n for n in load.schema.names if "." in n), None)) is not None:
             return f"column {odd!r}: Lance takes it for a field inside a column: give it another name, without a dot"
-        if load.mode == "upsert" and (odd := next((n for n in load.key if set(n) & set('"`')), None)) is not None:
+        if (odd := next((n for n in load.schema.names if n in _OWN), None)) is not None:
+            return f"column {odd!r}: Lance has a column of that name of its own: give it another name"
+        key = load.key if load.mode == "upsert" else ()
+        if (odd := next((n for n in key if n == "*" or set(n) & set('"`')), None)) is not None:
             return f"column {odd!r}: Lance does not find keys of that name: give it another one, without quotes"
         if now is not None and now.table.data_storage_version in ("0.1", "legacy"):
             return "is in the oldest format of Lance, which takes no files made elsewhere: rewrite it"
@@ -324,12 +331,21 @@ def said(place: Place) -> Iterator[None]:
         if isinstance(e, GristmillError):
             raise
         raise StoreUnavailable(f"{place.shown}: Lance says: {place.words(e)}") from e
+    except BaseException as e:
+        if type(e).__name__ != "PanicException":
+            raise
+        raise BadJob(f"{place.shown}: Lance fails: {place.words(e)}") from e  # Rust's, which is no Exception
 
 
 def _held(kind: pa.DataType) -> bool:
-    """Whether Lance holds values of a type, at any depth."""
-    inner = [kind.field(n).type for n in range(kind.num_fields)]
-    return not any(is_one(kind) for is_one in _REFUSED) and all(_held(one) for one in inner)
+    """Whether Lance holds values of a type, at any depth. Lists of a fixed size that are of others than numbers and the
+    like make it panic, or cannot be read together with other columns.
+    """
+    if any(is_one(kind) for is_one in _REFUSED):
+        return False
+    if pa.types.is_fixed_size_list(kind) and not any(is_one(kind.value_type) for is_one in _OF_FIXED):
+        return False
+    return all(_held(kind.field(n).type) for n in range(kind.num_fields))
 
 
 def _named(name: str) -> str:

@@ -47,6 +47,7 @@ _WIDER: Mapping[str, tuple[str, ...]] = {
     "text": ("character varying",),
     "jsonb": ("json",),
 }
+_OWN = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid")
 _VECTORS = (pa.float16(), pa.float32())  # whose values numbers of pgvector are
 _VECTOR = 16_000  # numbers that a pgvector column holds at most
 
@@ -139,6 +140,8 @@ class Server:
             raise BadJob(
                 f"{where}: Postgres has names of {LONGEST} bytes at most, and cuts others: rename it in a step"
             )
+        if field.name in _OWN:
+            raise BadJob(f"{where}: every table of Postgres has a column of that name of its own: rename it in a step")
         return _kind(field.type, where, bool(self._vectors))
 
     def holds(self, field: pa.Field, kind: str) -> bool:
