@@ -10,17 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.arrow.schemas import plain, storage
 from gristmill.errors import BadJob, BadSource
@@ -40,8 +37,9 @@ from gristmill.stores.contract import (
     fields_but_for_capitals,
     same_but_for_capitals,
 )
+from gristmill.stores.deltafiles import about_files, files_of
 from gristmill.stores.deltaparts import never_back, refuse_changed
-from gristmill.stores.deltastats import LONGEST, statistics
+from gristmill.stores.deltastats import statistics
 from gristmill.stores.deltatrial import TIMES, has_times, unopened
 from gristmill.stores.lake import (
     SIMPLE,
@@ -61,7 +59,6 @@ from gristmill.stores.sql import quoted
 APP = "gristmill"  # the application whose version says which marks hold
 OURS = "_gristmill"  # the folder of marks; Delta leaves names alone that begin with _
 LOG = "_delta_log"
-EVER = pc.scalar(True)  # what holds of all rows of a file of which nothing is known
 OLD = 86_400.0  # seconds after which marks that do not hold are removed: long after whoever wrote them has committed
 # What a table asks of its writers beyond naming files that hold its columns.
 _PLAIN_FEATURES = frozenset({TIMES, "appendOnly", "invariants"})
@@ -416,7 +413,7 @@ def _plain(table: Any) -> bool:
 
 def _count(table: Any) -> int:
     """Rows, by the log where it tells them of every file."""
-    rows = _about_files(table)
+    rows = about_files(table)
     if rows.num_rows and (rows.column("num_records").null_count or "deletionVectors" in _read_features(table)):
         return sum(batch.num_rows for batch in pa.RecordBatchReader.from_stream(table.scan(columns=[])))
     return sum(rows.column("num_records").to_pylist()) if rows.num_rows else 0
@@ -446,67 +443,6 @@ def _said(place: Place) -> Iterator[None]:
 _SIMPLE = {**SIMPLE, pa.int8(): pa.int8(), pa.int16(): pa.int16(), pa.uint8(): pa.int16(), pa.uint16(): pa.int32()}
 
 
-def _files_of(table: Any, keys: pa.Table) -> Any:
-    """A dataset of the files that may have some keys, as far as the log tells the truth. Trap: deltalake's own leaves
-    files out by ranges that a merge has rounded (decimals beyond 2^53).
-    """
-    import pyarrow.dataset as ds
-
-    rows, about = table.to_pyarrow_dataset(), _about_files(table)
-    apart = table.metadata().partition_columns
-    constant = _holding(about, [rows.schema.field(n) for n in apart])
-    ranges = _holding(about, [rows.schema.field(n) for n in keys.column_names if n not in apart])
-
-    def of(known: Mapping[str, Any], fragments: Iterable[Any]) -> Any:
-        made = [rows.format.make_fragment(f.path, f.filesystem, known.get(f.path, EVER)) for f in fragments]
-        return ds.FileSystemDataset(made, rows.schema, rows.format, rows.filesystem)
-
-    some = of(ranges, rows.get_fragments()).get_fragments(filter=_plainly(keys))
-    return of(constant, some)
-
-
-def _plainly(keys: pa.Table) -> Any:
-    """A filter that leaves files out by their ranges."""
-    told = [n for n in keys.column_names if _told_exactly(keys[n].type)]
-    some = (pc.field(n).isin(pc.drop_null(keys[n]).combine_chunks()) for n in told)
-    return functools.reduce(lambda a, b: a & b, some, EVER)
-
-
-def _holding(about: pa.Table, columns: Sequence[pa.Field]) -> dict[str, Any]:
-    """What holds of all rows of files, by their paths."""
-    known: dict[str, Any] = {}
-    for field in columns:
-        for at, holds in _known(about, field):
-            known[at] = holds if at not in known else known[at] & holds
-    return known
-
-
-def _known(about: pa.Table, field: pa.Field) -> Iterator[tuple[str, Any]]:
-    """Paths of files, and what holds of all values of a column there."""
-    column, name = pc.field(field.name), field.name
-    if f"partition.{name}" in about.column_names:
-        for path, value in zip(about["path"], about[f"partition.{name}"].cast(field.type), strict=True):
-            yield unquote(path.as_py()), column == value if value.is_valid else column.is_null()
-    elif (
-        _told_exactly(field.type) and f"min.{name}" in about.column_names and f"null_count.{name}" in about.column_names
-    ):
-        low, high = (about[f"{end}.{name}"].cast(field.type) for end in ("min", "max"))
-        for path, nulls, least, most in zip(about["path"], about[f"null_count.{name}"], low, high, strict=True):
-            cut = pa.types.is_string(field.type) and len(most.as_py() or "") >= LONGEST
-            if nulls.as_py() == 0 and least.is_valid and most.is_valid and not cut:
-                yield unquote(path.as_py()), (column >= least) & (column <= most)
-
-
-def _told_exactly(kind: pa.DataType) -> bool:
-    """Whether JSON has all values of a type, whoever has written it."""
-    return bool(pa.types.is_signed_integer(kind) or pa.types.is_date32(kind) or pa.types.is_string(kind))
-
-
-def _about_files(table: Any) -> pa.Table:
-    """What the log says of each file."""
-    return pa.table(table.get_add_actions(flatten=True))
-
-
 class TableReader:
     """Looks rows up in the newest version, in the files that may have them by the log's statistics."""
 
@@ -525,7 +461,7 @@ class TableReader:
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
             asked_for = asked(keys, wanted, place.shown, mark)
             some = matching(asked_for, schema)
-            found = _files_of(table, asked_for).to_table(filter=some) if keys else schema.empty_table()
+            found = files_of(table, asked_for).to_table(filter=some) if keys else schema.empty_table()
         return mark, restored(found, asked_for, mark, self._place.shown)
 
     def close(self) -> None:
