@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gristmill.commit import publication, publish
-from gristmill.commit.documents import Indexed, Live, PlanDocument
+from gristmill.commit.documents import Described, Indexed, Live, PlanDocument
 from gristmill.commit.generation import decode_schema, generations, pending
 from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Opened
@@ -66,7 +66,7 @@ def again(at: Opened) -> None:
     at.log.tell(f"made an index by {', '.join(by)}")
 
 
-def _blank(about: PlanDocument, live: Sequence[Live]) -> bool:
+def _blank(about: Described, live: Sequence[Live]) -> bool:
     return about.unseen and not any(f.rows for f in live if f.role == "rows")
 
 
