@@ -321,6 +321,7 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
     [
         ({}, {"row_id": "r", "key": ["nope"]}, "key names column 'nope', which the source does not have"),
         ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have"),
+        ({"columns": ["idd"]}, {}, "columns= names column 'idd', which the source does not have.*did you mean 'id'"),
         ({"columns": ["x"]}, {"keep": ["id"]}, "keep names column 'id', which the source does not have: it has x"),
         ({}, {"merge": True, "partition_by": ["day"]}, "merge and partition_by"),
         ({}, {"merge": True, "files": 2}, "merge, which is one file, and files=2"),

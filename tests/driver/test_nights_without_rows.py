@@ -32,17 +32,22 @@ def write(folder: Path, form: str, rows: int) -> None:
         (folder / "a.jsonl").write_text("".join(f'{{"id": {i + 1}, "w": {i}}}\n' for i in range(rows)))
 
 
-def job(tmp_path: Path, form: str, gates: dict[str, Any] | None = None, **more: Any) -> gm.Job:
+def job(
+    tmp_path: Path, form: str, gates: dict[str, Any] | None = None, sink: dict[str, Any] | None = None, **more: Any
+) -> gm.Job:
     options = {} if form == "parquet" else {"types": {"id": "int64", "w": "int64"}}
     source = gm.source(str(tmp_path / "in"), format=form, **options)
-    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
-    return gm.Job(source, double, sink, workers=0, gates={"allow_empty": True, **(gates or {})}, **more)
+    to = gm.sink(str(tmp_path / "out"), keep=["id"], **(sink or {}))
+    return gm.Job(source, double, to, workers=0, gates={"allow_empty": True, **(gates or {})}, **more)
 
 
 ASKED: dict[str, dict[str, Any]] = {
     "update": {"update": True},
     "update by key": {"update": {"key": ["id"]}},
     "reduce": {"reduce": total},
+    "index": {"sink": {"index": "id"}},
+    "index of an update": {"sink": {"index": "id"}, "update": {"key": ["id"]}},
+    "sorted by the answer, in folders": {"sink": {"sort_by": ["y"], "partition_by": ["id"]}},
     "drift": {"gates": {"drift": {"y": {"psi": 0.2}}}},
     "deliver": {"deliver": ["{}/store.db#t"]},
 }

@@ -126,6 +126,25 @@ def test_a_file_that_is_written_anew_while_an_update_runs(tmp_path: Path, asked:
     assert {r["shout"] for r in rows(tmp_path)} == {f"NEW {i}" if i < 100 else f"NEWER {i}" for i in range(200)}
 
 
+def moving(batch: Any) -> Any:
+    """The model; the second file gets another name when it is called for rows of the first one."""
+    path = Path(os.environ["UPDATE_ASKED"]).parent / "in" / "b.parquet"
+    if "0" in batch["text"] and path.exists():
+        path.rename(path.with_name("c.parquet"))
+    return upper(batch)
+
+
+def test_a_file_that_is_renamed_while_an_update_runs(tmp_path: Path, asked: Asked) -> None:
+    """It can be tried again, and the same command finishes it."""
+    for name, ids in ("a", range(100)), ("b", range(100, 200)):
+        put(tmp_path / "in", name, ids)
+    model = gm.model(moving, takes={"text": "string not null"})
+    with pytest.raises(gm.RunFailed, match=r"b\.parquet: gone since the plan was made: run again: ") as told:
+        job(tmp_path, BY_ID, model).run()
+    assert told.value.exit_code == 1
+    assert job(tmp_path, BY_ID, model).run().rows_ok == 200
+
+
 def test_files_taken_over_are_the_same_files(tmp_path: Path, asked: Asked) -> None:
     """What is taken over whole is a second name of the file that there was."""
     for n in range(4):

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import gristmill as gm
 from gristmill.process.away import is_away, says_away
+
+
+def double(batch: Any) -> Any:
+    """The model."""
+    return {"y": batch["id"] * 2}
 
 
 def raised(outer: Exception, inner: Exception, *, suppressed: bool = False) -> Exception:
@@ -72,3 +81,15 @@ def test_by_type_and_status(error: Exception, away: bool) -> None:
 def test_by_the_words_of_postgres(text: str, away: bool) -> None:
     """Its client says it in words alone."""
     assert says_away(text) is away
+
+
+@pytest.mark.parametrize("name", ["t", "unreachable_hosts", "timed out"])
+@pytest.mark.parametrize("store", ["sqlite", "duckdb"])
+def test_what_is_no_database_is_so_whatever_its_tables_are_called(store: str, name: str, tmp_path: Path) -> None:
+    """Another try would not help: exit 2. Names of the user's are no words of the client's."""
+    (tmp_path / "notes").write_text("hello" * 1000)
+    job = gm.Job(
+        pa.table({"id": [1]}), double, str(tmp_path / "out"), workers=0, deliver=[f"{store}://{tmp_path}/notes#{name}"]
+    )
+    with pytest.raises(gm.BadJob):
+        job.run()

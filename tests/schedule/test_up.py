@@ -142,6 +142,44 @@ def test_after_another_job_in_its_time_zone_and_with_its_shift(tmp_path: Path) -
     assert str(files.read(tick).jobs["c.yaml"].schedule.zone) == "Asia/Tokyo"
 
 
+@pytest.mark.parametrize("gone", ["broken", "empty", "renamed", "without a schedule"])
+def test_after_a_job_whose_file_is_not_whole_for_a_moment(tmp_path: Path, gone: str) -> None:
+    """Nothing that comes after it runs meanwhile, or for another zone, not even what was begun just then."""
+    said = "schedule: {cron: '30 0 * * *', timezone: Asia/Tokyo}"
+    path = write(tmp_path, "a", said)
+    for name, before in ("b", "a"), ("c", "b"), ("d", "c"):
+        write(tmp_path, name, f"schedule: {{after: {before}}}")
+    tick, files = utc("2026-01-01T15:30"), JobFiles(str(tmp_path), {})
+    assert len(files.read(tick).jobs) == 4
+    whole = path.read_text()
+    if gone == "renamed":
+        path.rename(tmp_path / "a.yaml.old")
+    else:
+        path.write_text({"broken": "source: [", "empty": "", "without a schedule": whole.replace(said, "")}[gone])
+    found = files.read(tick)
+    assert not found.jobs and {"b.yaml", "c.yaml", "d.yaml"} <= found.bad.keys()
+    for name in "bcd":
+        with pytest.raises(
+            RunFailed, match=r"it runs after a, which .*, so that its time zone and shift are not known"
+        ):
+            read_job_file(tmp_path / f"{name}.yaml", tick=tick)
+        assert main(["run", str(tmp_path / f"{name}.yaml"), "--scheduled", "2026-01-01T15:30+00:00"]) == 1
+    path.write_text(whole)
+    assert str(files.read(tick).jobs["d.yaml"].schedule.zone) == "Asia/Tokyo"
+
+
+def test_variables_that_only_the_schedule_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`${ds}` is that of the time, by hand too, without `vars`, whose zone is that of the schedule."""
+    path = tmp_path / "n.yaml"
+    path.write_text(
+        "source: in-${ds}.parquet\nmodel: {call: 'm.py:f'}\nsink: out/\n"
+        "schedule: {cron: '30 0 * * *', timezone: Asia/Tokyo}\n"
+    )
+    for tick, day in (("2026-01-02T00:30", "2026-01-02"), ("2026-01-01T15:30+00:00", "2026-01-02")):
+        assert main(["run", str(path), "--scheduled", tick]) == 2
+        assert f"in-{day}.parquet" in capsys.readouterr().err
+
+
 def test_after_jobs_with_other_shifts(tmp_path: Path) -> None:
     """Which day is meant is not known: the job says it."""
     write(tmp_path, "a", "schedule: {cron: '@daily', shift: -1d}")

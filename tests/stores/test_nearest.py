@@ -126,6 +126,26 @@ def test_pgvector_by_its_index(postgres: str, sink: str, vectors: np.ndarray, qu
         assert len(scans) == 1 and scans[0][0] > 0
 
 
+def test_pgvector_beside_columns_of_any_name(postgres: str, tmp_path: Path) -> None:
+    """Those by which a query might call what it makes itself; and a vector that is an array is told to be one."""
+    import psycopg
+
+    eye = np.eye(3, dtype=np.float32)
+    odd = {name: [f"{name}{i}" for i in range(3)] for name in ("d", "t", "k", "a", "n", "_distance_", "D", "ctid_")}
+    rows = pa.table({"id": [0, 1, 2], **odd, "embedding": pa.array(eye.tolist(), pa.list_(pa.float32(), 3))})
+    gm.Job(rows, gm.model(as_it_is, batch_format="arrow"), gm.sink(str(tmp_path / "out")), workers=0).run()
+    gm.deliver(str(tmp_path / "out"), to := f"{postgres}#near_names", key="id")
+    with gm.lookup(to) as lookup:
+        assert [row["id"] for row in lookup.nearest(eye[1], 1)] == [1] and lookup.nearest(eye[2], 1)[0]["d"] == "d2"
+    with psycopg.connect(postgres) as db:
+        db.execute("ALTER TABLE near_names ALTER embedding TYPE real[]")
+    with (
+        gm.lookup(to) as lookup,
+        pytest.raises(gm.BadJob, match=r"'embedding' has vectors, but is real\[\].*CREATE EXT"),
+    ):
+        lookup.nearest(eye[1], 1)
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("store", ["usearch", "faiss"])

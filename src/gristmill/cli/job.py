@@ -80,18 +80,20 @@ def described(job: str, given: Mapping[str, Any]) -> JobSpec:
 
 
 def written(job: str, given: Mapping[str, Any]) -> JobSpec:
-    """The job that JOB names, with variables, and as of the time that it was scheduled for. Raises BadJob."""
+    """The job that JOB names, with variables, and as of the time that it was scheduled for, which without an offset is
+    one in the time zone of the job's schedule. Raises BadJob.
+    """
     from gristmill.jobfile.jobfile import load
 
     some = {"variables": variables(given), "profile": given["profile"], "sets": given["sets"], "environ": os.environ}
     tick: datetime | None = given.get("scheduled")  # click gives it
-    return load(job, **some, tick=_of_schedule(load(job, **some), tick)) if tick is not None else load(job, **some)
-
-
-def _of_schedule(spec: JobSpec, tick: datetime) -> datetime:
-    """A time that was given without an offset, in the time zone of the job's schedule."""
-    zone = timezone.utc if spec.schedule is None else spec.schedule.zone
-    return tick.replace(tzinfo=zone) if tick.tzinfo is None else tick
+    if tick is None or tick.tzinfo is not None:
+        return load(job, **some, tick=tick)
+    provisional = load(
+        job, **some, tick=tick.replace(tzinfo=timezone.utc)
+    )  # its variables are of a tick, so it has one
+    zone = provisional.schedule.zone if provisional.schedule is not None else timezone.utc
+    return provisional if zone is timezone.utc else load(job, **some, tick=tick.replace(tzinfo=zone))
 
 
 def variables(given: Mapping[str, Any]) -> dict[str, str]:

@@ -105,8 +105,10 @@ def _before(log: RunLog | None = None) -> Any:
 
 
 def _away(error: GristmillError) -> bool:
-    """Whether a store is not there now, by its client's error, or by the words of one that has these alone."""
-    return isinstance(error, StoreUnavailable) and (is_away(error) or says_away(str(error)))
+    """Whether a store is not there now, by its client's error, or by the words of one that has these alone, without the
+    address, in which there are names of the user's.
+    """
+    return isinstance(error, StoreUnavailable) and (is_away(error) or says_away(str(error.__cause__ or error)))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gristmill.commit import publication, publish
-from gristmill.commit.documents import Indexed, Live, PlanDocument
+from gristmill.commit.documents import Described, Indexed, Live, PlanDocument
 from gristmill.commit.generation import decode_schema, generations, pending
 from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Opened
@@ -19,16 +19,16 @@ from gristmill.stores.sinkindex import Made
 
 def fitting(at: Chosen, about: PlanDocument) -> None:
     """Once the schema of the rows is known, see that they can be looked up as the job asks. Raises BadJob."""
-    if at.sink.index:
+    if at.sink.index and not about.unseen:
         tables = sink_format(about.sink_format).tables
         sinkindex.check(decode_schema(about.output_schema), at.sink.index, tables, at.sink.uri)
 
 
 def made(s: Chosen, about: PlanDocument, live: Sequence[Live], members: Sequence[int]) -> Made | None:
     """The index of what is about to be published, whose files are `live`, of the generations `members`; None if the job
-    asks for none.
+    asks for none, or there is no row whose columns are known.
     """
-    if not s.sink.index:
+    if not s.sink.index or _blank(about, live):
         return None
     base = None if s.base is None or s.generation.base is None else s.base.body.index
     base = _there(s, base)
@@ -43,6 +43,8 @@ def again(at: Opened) -> None:
     if not at.sink.index or result is None:
         return
     about, by = result.body, at.sink.index
+    if _blank(about, result.live()):
+        return
     standing = _there(at, about.index)
     asked = standing is not None and sinkindex.same(standing, by, sinkindex.types_of(about, by))
     if asked and not sinkindex.misfits(result):
@@ -62,6 +64,10 @@ def again(at: Opened) -> None:
     publication.again(result, found.index)
     publish.settle(at.root, at.files)
     at.log.tell(f"made an index by {', '.join(by)}")
+
+
+def _blank(about: Described, live: Sequence[Live]) -> bool:
+    return about.unseen and not any(f.rows for f in live if f.role == "rows")
 
 
 def _there(at: Opened, index: Indexed | None) -> Indexed | None:

@@ -156,8 +156,11 @@ def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source
 
 def check_update(job: JobSpec, schema: pa.Schema) -> None:
     """Raises BadSource if a column that an update matches rows by is not read of the source."""
-    there = schema if job.source.columns is None else pa.schema([schema.field(n) for n in job.source.columns])
-    for name in () if job.update is None else job.update.key:
+    if job.update is None:
+        return
+    columns = schema.names if job.source.columns is None else job.source.columns
+    there = pa.schema([schema.field(name) for name in columns if name in schema.names])
+    for name in job.update.key:
         if name not in there.names:
             raise _no_column(name, there, "the update's key")
 

@@ -27,6 +27,7 @@ from gristmill.engines.registry import open_engine
 from gristmill.errors import (
     BadJob,
     BadOutput,
+    BadSource,
     CorruptStore,
     GateFailed,
     GristmillError,
@@ -159,15 +160,18 @@ class Scoring:
         return SourceChanged(f"{error}: put the planned file back and run again, or use {selection.RESTART}")
 
     def _as_planned(self) -> bool:
-        """Whether there is a plan and the source files touched during the run still hold what was read of them: then
-        the run continues with them as they are now.
+        """Whether there is a plan and the source files touched during the run are there and still hold what was read of
+        them: then the run continues with them as they are now.
         """
         at = self.at
         if not isinstance(at, Planned):
             return False
-        r = sourcecheck.looked_again(at.resolved)
-        stored = generations.stored_inputs(at.generation)
-        now = sourcecheck.reconciled(r, [at.generation], stored, at.log.tell)
+        try:
+            r = sourcecheck.looked_again(at.resolved)
+            stored = generations.stored_inputs(at.generation)
+            now = sourcecheck.reconciled(r, [at.generation], stored, at.log.tell)
+        except (BadSource, SourceChanged):  # what the run ends with is the change that was met first
+            return False
         if now != {path: r.fingerprint.inputs.get(path) for path in now}:
             return False
         self.at = replace(at, resolved=r, plan=sourcecheck.with_files(at.plan, r))

@@ -77,8 +77,8 @@ def read_job_file(
     """The job in a job file, for the tick of its schedule if one is given. `environ` is where `${env:NAME}` is looked
     up; without it there are no such values.
 
-    Raises BadJob: one line for each error, with file, line and way out. Nothing but the file is opened, and those of
-    the jobs that it runs after.
+    Raises BadJob: one line for each error, with file, line and way out; RunFailed if a tick is given, and a job before
+    it, whose time zone it has, cannot be read. Nothing but the file is opened, and those of jobs that it runs after.
     """
     from gristmill.jobfile.document import read_document
     from gristmill.jobfile.merging import (
@@ -95,7 +95,7 @@ def read_job_file(
     from gristmill.jobfile.variables import Scope, check_given, references, variables_of
 
     name = os.fspath(path)
-    read = inherited(normal(read_document(_bytes(name), name)))
+    read = inherited(normal(read_document(_bytes(name), name)), needed=tick is not None)
     check_profiles(read)
     chosen = apply_profile(read, profile)
     document = with_default_engine(apply_sets(chosen, sets), environ or {})

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.job.annotations import options_of
 from gristmill.job.schedule import Schedule
 from gristmill.jobfile.document import MOST_BYTES, Document, read_document
@@ -19,20 +19,21 @@ from gristmill.jobfile.variables import references, variables_of
 _TAKEN = {"timezone": "UTC", "shift": None}  # a run after others is for their time, so that it says it as they do
 
 
-def inherited(document: Document) -> Document:
+def inherited(document: Document, *, needed: bool = False) -> Document:
     """The document of a job that runs after others with their time zone and their shift, where it says none itself.
-    The others are files in its folder; one that is not there, or cannot be read, says nothing. Raises BadJob if they
-    differ.
+    The others are files in its folder. Of one that is not there, or cannot be read, or has no schedule nothing is
+    known, for a while: where this is `needed`, as for the run of a tick, RunFailed is raised, so that it is tried
+    again, and nothing runs for another day than was meant. Raises BadJob if they differ.
     """
-    return _inherited(document, frozenset())
+    return _inherited(document, needed, frozenset())
 
 
-def _inherited(document: Document, seen: frozenset[str]) -> Document:
+def _inherited(document: Document, needed: bool, seen: frozenset[str]) -> Document:
     said = document.value.get("schedule")
     if not isinstance(said, dict) or not said.get("after") or all(name in said for name in _TAKEN):
         return document
     seen |= {os.path.realpath(document.name)}
-    above = {one.name: _said(one, seen) for one in _above(document, said["after"], seen)}
+    above = {one.name: _said(one, needed, seen) for one in _above(document, said["after"], needed, seen)}
     taken: dict[str, Any] = {}
     for name, usual in _TAKEN.items():
         found = {path: one.get(name) or usual for path, one in above.items()}
@@ -48,27 +49,44 @@ def _inherited(document: Document, seen: frozenset[str]) -> Document:
     return replace(document, value={**document.value, "schedule": {**said, **taken}})
 
 
-def _said(document: Document, seen: frozenset[str]) -> dict[str, Any]:
-    said = _inherited(document, seen).value.get("schedule")
+def _said(document: Document, needed: bool, seen: frozenset[str]) -> dict[str, Any]:
+    said = _inherited(document, needed, seen).value.get("schedule")
     return said if isinstance(said, dict) else {}
 
 
-def _above(document: Document, after: Any, seen: frozenset[str]) -> Iterator[Document]:
+def _above(document: Document, after: Any, needed: bool, seen: frozenset[str]) -> Iterator[Document]:
+    """The documents of the jobs that one runs after, but for those that run after it."""
     folder = os.path.dirname(document.name)
     for name in [after] if isinstance(after, str) else after if isinstance(after, list) else ():
-        for path in (os.path.join(folder, f"{name}{suffix}") for suffix in ("", *SUFFIXES)):
-            if path.endswith(SUFFIXES) and os.path.isfile(path):
-                if os.path.realpath(path) not in seen and (found := _read(path)) is not None:
-                    yield found
-                break
+        paths = [os.path.join(folder, f"{name}{suffix}") for suffix in ("", *SUFFIXES)]
+        path = next((p for p in paths if p.endswith(SUFFIXES) and os.path.isfile(p)), None)
+        if path is not None and os.path.realpath(path) in seen:
+            continue
+        found = _scheduled(path) if path is not None else f"which is no job file here{_near(name, folder)}"
+        if isinstance(found, Document):
+            yield found
+        elif needed:
+            raise RunFailed(
+                f"{document.place(('schedule', 'after'))}: it runs after {name}, {found}, so that its time zone and "
+                "shift are not known: run again once it can be read, or say both under schedule"
+            )
 
 
-def _read(path: str) -> Document | None:
+def _scheduled(path: str) -> Document | str:
+    """The document of a job with a schedule, or what is wrong with it."""
     try:
         with open(path, "rb") as file:
-            return normal(read_document(file.read(MOST_BYTES + 1), path))
-    except (BadJob, OSError):  # whoever runs that job tells it
-        return None
+            found = normal(read_document(file.read(MOST_BYTES + 1), path))
+    except BadJob as e:
+        return f"which cannot be read: {e}"
+    except OSError as e:
+        return f"which cannot be read ({path}: {e.strerror})"
+    return found if found.value.get("schedule") is not None else "which has no schedule"
+
+
+def _near(name: str, folder: str) -> str:
+    names = [e for e in os.listdir(folder or ".") if e.endswith(SUFFIXES)]
+    return did_you_mean(name, [*names, *(os.path.splitext(e)[0] for e in names)])
 
 
 def schedule_of(document: Document) -> Schedule | None:

@@ -5,7 +5,7 @@ others from running.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -51,7 +51,8 @@ class JobFiles:
                     self._known[name] = self._one(name, now)
         jobs = {name: told for name, (_, told, _) in self._known.items() if told is not None}
         bad = {name: why for name, (_, _, why) in self._known.items() if why}
-        bad |= _unfitting(jobs)
+        while wrong := _unfitting({name: told for name, told in jobs.items() if name not in bad}, bad):
+            bad |= wrong
         return Folder({name: told for name, told in jobs.items() if name not in bad}, bad)
 
     def _one(self, name: str, now: datetime) -> tuple[Stamp, Scheduled | None, str]:
@@ -68,28 +69,28 @@ class JobFiles:
             return (0, 0, 0), None, f"{path}: cannot be read: {e.strerror}"
 
 
-def upstream(told: Scheduled, jobs: Mapping[str, Scheduled]) -> list[str]:
+def upstream(told: Scheduled, jobs: Collection[str]) -> list[str]:
     """The jobs that one comes after, by the names of their files, which may be given without a suffix."""
     return [next((n for n in (name, *(name + s for s in SUFFIXES)) if n in jobs), name) for name in told.schedule.after]
 
 
-def _unfitting(jobs: Mapping[str, Scheduled]) -> dict[str, str]:
-    """Why jobs that come after others cannot do so."""
-    bad: dict[str, str] = {}
+def _unfitting(jobs: Mapping[str, Scheduled], bad: Collection[str]) -> dict[str, str]:
+    """Why jobs that come after others cannot do so, where those that are `bad` cannot be run."""
+    found: dict[str, str] = {}
     for name, told in jobs.items():
-        above = upstream(told, jobs)
+        above = upstream(told, [*jobs, *bad])
         if missing := [n for n in above if n not in jobs]:
-            bad[name] = f"{name}: it runs after {missing[0]}, which is no job with a schedule here" + did_you_mean(
-                missing[0], jobs
-            )
+            cannot = f"{name}: it runs after {missing[0]}, which "
+            near = did_you_mean(missing[0], jobs)
+            found[name] = cannot + ("cannot be run" if missing[0] in bad else f"is no job with a schedule here{near}")
         elif _circle(name, jobs):
-            bad[name] = f"{name}: it runs after itself, by way of {', '.join(above)}: give one of them a time"
+            found[name] = f"{name}: it runs after itself, by way of {', '.join(above)}: give one of them a time"
         elif len({_times(n, jobs) for n in above}) > 1:
-            bad[name] = (
+            found[name] = (
                 f"{name}: it runs after {' and '.join(above)}, which do not run at the same times, so that none of "
                 "their runs belong together: give them the same schedule, or let one of them run after the other"
             )
-    return bad
+    return found
 
 
 def _circle(name: str, jobs: Mapping[str, Scheduled]) -> bool:

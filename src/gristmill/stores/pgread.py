@@ -26,7 +26,7 @@ from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeat
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
 from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, latest, quoted
-from gristmill.stores.vectors import searched
+from gristmill.stores.vectors import columns_in, searched
 
 Found = TypeVar("Found")
 # The types of values in columns; keys of columns that others made with another one are given as text.
@@ -164,6 +164,13 @@ class ServerReader:
     def _nearest(self, session: Transaction, search: Search) -> Near:
         there, shown = self._there(session), self._place.shown
         widths = {n: int(kind[7:-1]) for n, kind in there.columns.items() if kind.startswith("vector(")}
+        arrays = columns_in(there.schema).keys() & there.columns.keys() - widths.keys()
+        if search.column in arrays or (search.column is None and not widths and arrays):
+            name = search.column or min(arrays)
+            raise BadJob(
+                f"{shown}: column {name!r} has vectors, but is {there.columns[name]}, which nothing is searched by: "
+                "it has to be one of pgvector (CREATE EXTENSION vector in the database), and delivered there again"
+            )
         column = searched(widths, search, shown)
         metric: Metric = search.metric or pgvector.indexed_by(session, there.table, column) or "cosine"
         found = pgvector.nearest(session, f"{there.table} AS t", f"t.{quoted(column)}", there.listed, search, metric)

@@ -34,7 +34,7 @@ def nearest(
     version = session.run("SELECT extversion FROM pg_extension WHERE extname = 'vector'")[0][0]
     if tuple(int(part) for part in version.split(".")[:2]) >= (0, 8):  # goes on where filters leave fewer than k
         session.run("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
-    sql = f"SELECT {column} {_SIGNS[metric]} ?::vector AS d, {listed} FROM {table} ORDER BY d LIMIT ?"
+    sql = f"SELECT {column} {_SIGNS[metric]} ?::vector, {listed} FROM {table} ORDER BY 1 LIMIT ?"
     found = (session.run(sql, _text(vector), search.k) for vector in search.vectors.tolist())
     return [[row for row in one if row[0] is not None and row[0] == row[0]] for one in found]
 
