@@ -85,12 +85,12 @@ class Payer(Protocol):
         ...
 
     async def again(self) -> None:
-        """Returns once there is money to send it again. Raises RunFailed."""
+        """Returns once there is money to send it again, and its answer can be kept. Raises RunFailed."""
         ...
 
     def still(self) -> bool:
-        """Whether what is kept free for it is enough, by what others have taken since it began to wait; if not, nothing
-        is kept, and it is not to be sent before `again`.
+        """Whether what is kept free for it is enough, by what others have taken since it began to wait, and its answer
+        can be kept; if not, no money is, and it is not to be sent before `again`.
         """
         ...
 
@@ -99,8 +99,8 @@ class Payer(Protocol):
         ...
 
 
-class Dearer(Exception):
-    """More has to be kept free for a request than was there when it began to wait."""
+class NotYet(Exception):
+    """A request is not to be sent before `Payer.again`."""
 
 
 class Endpoint:
@@ -216,7 +216,7 @@ class Endpoint:
                         raise
                     finally:
                         self._addresses.over(address, own)
-            except Dearer:
+            except NotYet:
                 assert payer is not None
                 tries -= 1
                 await payer.again()  # without a place, which those in flight may need to be answered
@@ -268,7 +268,7 @@ class Endpoint:
 
     async def _turn(self, tokens: float, refusing: Collection[str], payer: Payer | None) -> Address:
         """Whom a request is to ask now, when one may be sent: its turn is taken once there is somebody, as all that
-        waited for an address would leave at once. Raises Dearer. Nothing may be waited for before it is sent.
+        waited for an address would leave at once. Raises NotYet. Nothing may be waited for before it is sent.
         """
         until = time.monotonic() + ELSEWHERE
         while True:
@@ -279,11 +279,11 @@ class Endpoint:
                 for but in (refusing, self._left_for_others(refusing, until)):
                     if (found := self._addresses.free(time.monotonic(), but)) is not None:
                         if payer is not None and not payer.still():
-                            raise Dearer
+                            raise NotYet
                         goes = True
                         return found
             finally:
-                if not goes:  # nobody is well any more by now, or it is dearer, or all is over
+                if not goes:  # nobody is well any more by now, or it may not be sent yet, or all is over
                     self._turns.unsent(turn, tokens)
 
     async def _somebody(self, refusing: Collection[str], until: float) -> None:

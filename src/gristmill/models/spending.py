@@ -20,6 +20,7 @@ from gristmill.models.bill import Bill
 from gristmill.models.contract import Allowance
 from gristmill.models.ending import Ending
 from gristmill.models.endpoint import LONGEST
+from gristmill.models.keeping import Keeping
 from gristmill.models.outcomes import filtered
 from gristmill.models.purse import Purse
 from gristmill.models.replies import tokens_in, usage_of
@@ -267,8 +268,8 @@ class Stake:
     many `tokens` by its length, and its answer has `most` (None: no limit).
     """
 
-    def __init__(self, spending: Spending, bill: Bill, tokens: float, most: float | None) -> None:
-        self._spending, self._bill, self._tokens, self._most = spending, bill, tokens, most
+    def __init__(self, spending: Spending, keeping: Keeping, bill: Bill, tokens: float, most: float | None) -> None:
+        self._spending, self._keeping, self._bill, self._tokens, self._most = spending, keeping, bill, tokens, most
         self._cost = spending.guess(tokens, most)
         self._kept = self._flies = self._over = False
 
@@ -279,6 +280,9 @@ class Stake:
 
     async def keep(self) -> None:
         """As `again`, but others may not wait for what becomes of it: it is not in flight before `fly`."""
+        if self._over:
+            return
+        await self._keeping.ready()
         if self._over or self._kept:
             return
         cost = self._cost = self._spending.guess(self._tokens, self._most)
@@ -299,11 +303,14 @@ class Stake:
     def still(self) -> bool:
         """See Payer."""
         cost = self._spending.guess(self._tokens, self._most)
-        if self._over or not self._kept or cost <= self._cost:
+        if self._over:
             return True
-        if self._spending.more(cost - self._cost):
-            self._cost = cost
-            return True
+        if self._keeping.trouble is None:
+            if not self._kept or cost <= self._cost:
+                return True
+            if self._spending.more(cost - self._cost):
+                self._cost = cost
+                return True
         self.free()
         return False
 
