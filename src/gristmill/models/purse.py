@@ -18,7 +18,7 @@ class Purse:
         self.alone = share >= 1.0  # whether no other worker can leave something
         self.spent = 0.0
         self._share = share
-        self._reserved = 0.0
+        self.reserved = 0.0
         self._held = 0.0
 
     @property
@@ -29,7 +29,7 @@ class Purse:
 
     def reserve(self, cost: float) -> bool:
         """Whether so much is there to spend, of what this worker has claimed or can claim now; then it is reserved."""
-        need = self.spent + self._reserved + cost
+        need = self.spent + self.reserved + cost
         if self.allowance is None:
             enough = need <= self.total * self._share * NEARLY
         else:
@@ -37,13 +37,13 @@ class Purse:
                 self._held += self.allowance.claim(max(0.0, need - self._held), self.total)
             enough = self._held > 0 and need <= self._held * NEARLY
         if enough:
-            self._reserved += cost
+            self.reserved += cost
         return enough
 
     def release(self, cost: float) -> None:
         """What was reserved is spent, or is not needed; less than 0: it costs so much more."""
-        self._reserved = max(0.0, self._reserved - cost)
-        loose = self._held - self.spent - self._reserved
+        self.reserved = max(0.0, self.reserved - cost)
+        loose = self._held - self.spent - self.reserved
         if self.allowance is not None and not self.alone and loose > LOOSE * self.total:
             back = loose - KEPT * self.total
             self.allowance.give_back(back)
