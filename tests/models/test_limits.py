@@ -218,11 +218,38 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
     async def told() -> list[Any]:
         asker = Paid(spec, 0.5, endpoint_of(spec, 0.5, 8, 60.0))
         asker.spending.of(Allowance(str(tmp_path), "r", LOCAL))
-        return await asyncio.gather(*(asker.spending.keep(2.0) for _ in range(50)), return_exceptions=True)
+        return await asyncio.gather(*(asker.spending.keep(lambda: 2.0) for _ in range(50)), return_exceptions=True)
 
     begun = time.monotonic()
     assert all(isinstance(error, RunFailed) and "max_cost 1" in str(error) for error in asyncio.run(told()))
     assert 0.3 < time.monotonic() - begun < 5.0
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_a_dead_worker_had_kept_free_is_not_told_as_spent(tmp_path: Path, dies: bool) -> None:
+    """What those spent that have ended, in this run or an earlier part of it, is."""
+    spec = gm.Prompt(
+        "x", "m", base_url="http://127.0.0.1:1", price={"input": "1/token", "output": "0/token"}, max_cost=100.0
+    )
+
+    def worker() -> spending.Spending:
+        found = spending.Spending(spec, 1.0, Ending())
+        found.of(Allowance(str(tmp_path), "r", LOCAL))
+        return found
+
+    async def stopped() -> str:
+        Allowance(str(tmp_path), "r", LOCAL).begin(20.0)
+        first, second = worker(), worker()
+        await first.keep(lambda: 70.0)
+        first.spend(30.0, kept=30.0)
+        if not dies:
+            first.close()
+        assert second.more(5.0)
+        with pytest.raises(RunFailed) as e:
+            await second.keep(lambda: 60.0)
+        return str(e.value)
+
+    assert (", or kept free by a worker that died" in asyncio.run(stopped())) is dies
 
 
 @pytest.mark.long

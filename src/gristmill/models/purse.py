@@ -19,13 +19,18 @@ class Purse:
         self.spent = 0.0
         self._share = share
         self.reserved = 0.0
-        self._held = 0.0
+        self._held = self._told = 0.0
 
     @property
     def gone(self) -> float:
         """What is spent by the run, or kept free by its other workers, as far as is known here."""
         others = 0.0 if self.allowance is None else self.allowance.claimed - self._held
         return self.spent + max(0.0, others)
+
+    @property
+    def left_behind(self) -> float:
+        """What others have claimed, and have not told that they spent it: where there are none, of one that died."""
+        return 0.0 if self.allowance is None else max(0.0, self.allowance.claimed - self.allowance.ended - self._held)
 
     def reserve(self, cost: float) -> bool:
         """Whether so much is there to spend, of what this worker has claimed or can claim now; then it is reserved."""
@@ -50,7 +55,7 @@ class Purse:
             self._held -= back
 
     def close(self) -> None:
-        """Give back what is left, or note what was spent beyond what was claimed."""
-        if self.allowance is not None and self._held != self.spent:
-            self.allowance.give_back(self._held - self.spent)
-            self._held = self.spent
+        """Give back what is left, or note what was spent beyond what was claimed; and tell what was spent."""
+        if self.allowance is not None and (self._held != self.spent or self._told != self.spent):
+            self.allowance.give_back(self._held - self.spent, self.spent - self._told)
+            self._held = self._told = self.spent

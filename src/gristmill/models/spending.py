@@ -250,11 +250,13 @@ class Spending:
     def stop_at(self, cost: float) -> NoReturn:
         """No more requests, as there is no money for one that might cost so much. Raises RunFailed."""
         assert self._purse is not None
-        kept = self._purse.reserved
+        kept, others = self._purse.reserved, ""
+        if self._purse.left_behind > TINY * self._purse.total:
+            others = "by a worker that died" if self.alone else "by other workers, one that died included"
         self._ending.stop(
             RunFailed(
                 f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent"
-                f"{'' if self.alone else ', or kept free by other workers'}"
+                f"{f', or kept free {others}' if others else ''}"
                 f"{f', ${_money(kept)} are kept free for what is under way' if kept > TINY * self._purse.total else ''}"
                 ", and what comes next might cost "
                 f"${_money(cost)}, for which not enough is left: what is answered is kept; run again, with another "
