@@ -27,7 +27,7 @@ from gristmill.models.conversion import from_array
 from gristmill.models.endpoint import Endpoint, Payer
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.pooling import normalized
-from gristmill.models.replies import Empty, Refused, usage_of
+from gristmill.models.replies import Empty, Refused, placed, usage_of
 from gristmill.models.rowtypes import Checks
 from gristmill.models.spending import SHARE, Stake, keep
 from gristmill.process.failure import SomeFailed
@@ -400,7 +400,7 @@ def _split(reply: Mapping[str, Any], letters: Sequence[int]) -> list[dict[str, A
     """A reply for each text of a request, with its part of what that took, by its letters. Raises ValueError and others
     for what is no such reply.
     """
-    data = {item.get("index", place): item for place, item in enumerate(reply["data"])}
+    data = placed(reply["data"])
     if sorted(data) != list(range(len(letters))):
         raise ValueError(f"{len(reply['data'])} vectors for {len(letters)} texts")
     parts = _parts(reply, letters)
