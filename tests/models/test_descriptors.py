@@ -18,7 +18,7 @@ import gristmill as gm
 from gristmill.commit.journal import Journal
 from gristmill.errors import BadModel, RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.models import paid
+from gristmill.models import keeping
 from gristmill.models.bill import Bill, ShardRow
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.process import descriptors
@@ -73,7 +73,7 @@ def test_nothing_is_asked_while_answers_cannot_be_kept(
     chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, passes: bool
 ) -> None:
     """It waits a while for the disk, and then ends the run."""
-    monkeypatch.setattr(paid, "UNKEPT", 5.0 if passes else 0.3)
+    monkeypatch.setattr(keeping, "UNKEPT", 5.0 if passes else 0.3)
     spec = gm.Prompt("x", "m", base_url=chat.url, api_key=KEY)
     journal = Journal(str(tmp_path), 0, "r", "1", LOCAL)
     journal.ready()
@@ -89,6 +89,7 @@ def test_nothing_is_asked_while_answers_cannot_be_kept(
 
     async def told() -> list[Any]:
         asker = Paid(spec, 1.0, endpoint_of(spec, 1.0, 8, 60.0))
+        asker.shares(journal)
         bodies = [{"model": "m", "messages": [{"role": "user", "content": f"row {n}"}]} for n in range(3)]
         asked = [
             asyncio.ensure_future(asker.ask(b, 4.0, Bill(ShardRow({"id": n}, journal)))) for n, b in enumerate(bodies)
@@ -109,3 +110,51 @@ def test_nothing_is_asked_while_answers_cannot_be_kept(
         assert chat.told()["requests"] == 0
     journal.close()
     assert Journal(str(tmp_path), 0, "r", "2", LOCAL).earlier(journal.key({"id": 0}))[0] is passes
+
+
+@pytest.mark.parametrize("waits", ["for a place", "for its turn", "to be sent again"])
+def test_what_was_begun_before_a_disk_is_full_is_not_sent(
+    chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """Whatever it waits for meanwhile, and if it is another shard's; once there is room, each row is asked once."""
+    limits: dict[str, Any] = {"requests_per_minute": 1200} if waits == "for its turn" else {}
+    spec = gm.Prompt("x", "m", base_url=chat.url, api_key=KEY, **limits)
+    full, other = (Journal(str(tmp_path), shard, "r", "1", LOCAL) for shard in range(2))
+    write, refuses = full._append, [True]
+
+    def written(records: bytes) -> None:
+        if refuses[0]:
+            raise OSError(28, "No space left on device")
+        write(records)
+
+    monkeypatch.setattr(full, "_append", written)
+
+    async def told() -> None:
+        asker = Paid(spec, 1.0, endpoint_of(spec, 1.0, 20 if waits == "to be sent again" else 2, 60.0))
+        asker.shares(full)
+        asker.shares(other)
+
+        def asked(n: int) -> asyncio.Task[Any]:
+            body = {"model": "m", "messages": [{"role": "user", "content": f"row {n}"}]}
+            return asyncio.ensure_future(asker.ask(body, 4.0, Bill(ShardRow({"id": n}, other))))
+
+        try:
+            await asked(0)
+            chat.set(latency=0.05, broken=float(waits == "to be sent again"))
+            rows = [asked(n) for n in range(1, 21)]
+            await asyncio.sleep(0.15)
+            full.put(full.key({"id": 0}), {"answer": "earlier"}, {})
+            chat.set(broken=0.0)
+            await asyncio.sleep(0.1)
+            before = chat.told()["requests"]
+            await asyncio.sleep(0.6)
+            assert chat.told()["requests"] == before and not all(row.done() for row in rows)
+            refuses[0] = False
+            await asyncio.gather(*rows)
+        finally:
+            await asker.aclose()
+
+    asyncio.run(told())
+    assert set(chat.told()["answered"].values()) == {1} and len(chat.told()["answered"]) == 21
+    full.close()
+    other.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,12 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
+from gristmill.models.bill import Bill
+from gristmill.models.embeddings import Together, _One, _Payers
+from gristmill.models.ending import Ending
+from gristmill.models.keeping import Keeping
+from gristmill.models.replies import Refused
+from gristmill.models.spending import Spending, Stake
 from llmserver import KEY, ChatServer
 
 ROWS = 1000
@@ -148,6 +155,74 @@ def test_paid_once_and_counted(server: ChatServer, tmp_path: Path) -> None:
     assert 100 <= spent <= 150
     assert gm.embed(rows, tmp_path / "c", **{**ask, "max_cost": 3000}).rows_ok == 600
     assert sum(server.told()["answered"].values()) == 200 + 600  # what the first run was answered is kept
+
+
+class Costs:
+    """What may be spent, $100 at a dollar a token, and what requests that are begun may cost of it."""
+
+    def __init__(self) -> None:
+        spec = gm.TextEmbedder("m", "text", base_url="http://nobody/v1", price={"input": "1/token"}, max_cost=100.0)
+        self.ending = Ending()
+        self.spending = Spending(spec, 1.0, self.ending)
+
+    def stake(self, tokens: float) -> Stake:
+        return Stake(self.spending, Keeping(self.ending), Bill({}), tokens, None)
+
+
+def test_no_request_waits_with_a_part_of_its_money() -> None:
+    """Two that each wait for that of many texts would hold each other up, and the run would stop with money left."""
+
+    async def kept() -> None:
+        costs, loop = Costs(), asyncio.get_running_loop()
+        flying = [costs.stake(5.0) for _ in range(10)]
+        for stake in flying:
+            await stake.again()
+        texts = [[_One({}, 4.0, costs.stake(4.0), loop.create_future()) for _ in range(20)] for _ in range(2)]
+        waits = [asyncio.ensure_future(_Payers(some, lambda _: None).again()) for some in texts]
+        for stake in flying:
+            await asyncio.sleep(0.01)
+            stake.end()
+        first = (await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))[0]
+        for one in texts[waits.index(first.pop())]:
+            assert one.payer is not None
+            one.payer.end()
+        await asyncio.gather(*waits)
+
+    asyncio.run(kept())
+
+
+def test_half_of_a_request_waits_for_no_money_of_the_other() -> None:
+    """Which is not sent before: it is kept free once it is to be sent."""
+
+    class Refuses:
+        """More than two texts, and takes more for each than was thought."""
+
+        def __init__(self, costs: Costs) -> None:
+            self.ending, self._usual = costs.ending, costs.spending._usual
+
+        async def ask(self, body: dict[str, Any], tokens: float, path: str, payer: Any) -> dict[str, Any]:
+            if len(body["input"]) > 2:
+                self._usual.add(20.0, 45.0, 0.0, None)
+                raise Refused("too many", 400, None)
+            while not payer.still():
+                await payer.again()
+            return {"data": [{"embedding": [1.0]} for _ in body["input"]], "usage": {"prompt_tokens": 2}}
+
+    async def answered() -> list[Any]:
+        costs = Costs()
+        together = Together(cast("Any", Refuses(costs)), 4, 128)
+
+        async def one(n: int) -> dict[str, Any]:
+            stake = costs.stake(20.0)
+            await stake.again()
+            try:
+                return await together.ask({"model": "m", "input": f"text {n}"}, 20.0, payer=stake)
+            finally:
+                stake.end()
+
+        return await asyncio.wait_for(asyncio.gather(*map(one, range(4))), 3.0)
+
+    assert len(asyncio.run(answered())) == 4
 
 
 def test_what_belongs_to_the_other_kind_is_refused(server: ChatServer) -> None:

@@ -25,14 +25,16 @@ from gristmill.commit.journal import Journal
 from gristmill.driver.tally import Tally
 from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
-from gristmill.models import prompt, spending, usual
+from gristmill.models import endpoint, prompt, spending, usual
 from gristmill.models.bill import Bill
 from gristmill.models.contract import Place
+from gristmill.models.ending import Ending
 from gristmill.models.endpoint import Endpoint
 from gristmill.models.outcomes import may_be_billed
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.purse import Purse
 from gristmill.models.spending import _money
+from gristmill.models.turns import Turns
 from gristmill.models.usual import most_tokens
 from gristmill.observe.events import Progress, Silent
 from llmserver import KEY, ChatServer
@@ -216,11 +218,38 @@ def test_all_that_wait_for_money_hear_at_once_that_there_is_none(
     async def told() -> list[Any]:
         asker = Paid(spec, 0.5, endpoint_of(spec, 0.5, 8, 60.0))
         asker.spending.of(Allowance(str(tmp_path), "r", LOCAL))
-        return await asyncio.gather(*(asker.spending.keep(2.0) for _ in range(50)), return_exceptions=True)
+        return await asyncio.gather(*(asker.spending.keep(lambda: 2.0) for _ in range(50)), return_exceptions=True)
 
     begun = time.monotonic()
     assert all(isinstance(error, RunFailed) and "max_cost 1" in str(error) for error in asyncio.run(told()))
     assert 0.3 < time.monotonic() - begun < 5.0
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_a_dead_worker_had_kept_free_is_not_told_as_spent(tmp_path: Path, dies: bool) -> None:
+    """What those spent that have ended, in this run or an earlier part of it, is."""
+    spec = gm.Prompt(
+        "x", "m", base_url="http://127.0.0.1:1", price={"input": "1/token", "output": "0/token"}, max_cost=100.0
+    )
+
+    def worker() -> spending.Spending:
+        found = spending.Spending(spec, 1.0, Ending())
+        found.of(Allowance(str(tmp_path), "r", LOCAL))
+        return found
+
+    async def stopped() -> str:
+        Allowance(str(tmp_path), "r", LOCAL).begin(20.0)
+        first, second = worker(), worker()
+        await first.keep(lambda: 70.0)
+        first.spend(30.0, kept=30.0)
+        if not dies:
+            first.close()
+        assert second.more(5.0)
+        with pytest.raises(RunFailed) as e:
+            await second.keep(lambda: 60.0)
+        return str(e.value)
+
+    assert (", or kept free by a worker that died" in asyncio.run(stopped())) is dies
 
 
 @pytest.mark.long
@@ -288,6 +317,86 @@ def test_an_address_is_used_again_once_it_is_well(chat: ChatServer, tmp_path: Pa
         )  # fmt: skip
         thread.join()
         assert sum(other.told()["answered"].values()) > 300
+
+
+class Sender:
+    """An endpoint.Payer of a request that turns out to cost more as it is to be sent, or that comes from a row which
+    is given up then."""
+
+    def __init__(self, dearer: bool = False) -> None:
+        self.dearer = dearer
+
+    def still(self) -> bool:
+        dearer, self.dearer = self.dearer, False
+        return not dearer
+
+    async def again(self) -> None:
+        await asyncio.sleep(0.02)
+
+    def lost(self) -> None: ...
+
+    def refused(self, reply: Any) -> None: ...
+
+    def probed(self, path: str, body: Any, reply: Any) -> None: ...
+
+
+@pytest.mark.parametrize("ends", ["dearer", "cancelled"])
+def test_an_address_is_tried_again_whatever_became_of_its_trial(
+    chat: ChatServer, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """The request that was to find out whether it is well again is not sent after all, or never answered."""
+    monkeypatch.setattr(endpoint, "MOST", 0.05)
+
+    async def seen(other: ChatServer) -> None:
+        spec = gm.Prompt("x", "m", base_url=f"{other.url},{chat.url}", api_key=KEY, concurrency=8)
+        client = endpoint_of(spec, 1.0, 8, 20.0)
+
+        def asked(text: str, payer: Sender | None = None) -> asyncio.Task[Any]:
+            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+            return asyncio.ensure_future(client.ask(body, 4.0, payer=payer or Sender()))
+
+        left = next(address for address in client._addresses if address.url == other.url)
+        try:
+            await asked("first")
+            other.set(broken=1.0)
+            await asyncio.gather(*[asked(f"row {n}") for n in range(8)])
+            assert left.failures >= 2
+            await asyncio.sleep(max(0.0, left.rests_until - time.monotonic()))
+            trial = asked("trial", Sender(dearer=ends == "dearer"))
+            if ends == "cancelled":
+                other.set(broken=0.0, latency=20.0)
+                while not left.flying:
+                    await asyncio.sleep(0.01)
+                trial.cancel()
+            await asyncio.wait([trial])
+            other.set(broken=0.0, latency=0.0)
+            for n in range(60):
+                await asked(f"last {n}")
+                await asyncio.sleep(0.005)
+        finally:
+            await client.close()
+
+    with ChatServer() as other:
+        asyncio.run(seen(other))
+        assert sum(other.told()["answered"].values()) > 5
+
+
+def test_a_turn_that_nobody_takes_is_another_ones() -> None:
+    """A request that is not sent when its turn has come holds up no other, of a limit of requests or of tokens."""
+
+    async def took(unsent: int) -> float:
+        turns, begun = Turns(600, 60_000, 1.0, Ending()), time.monotonic()
+        for n in range(unsent + 5):
+            number = await turns.take(100.0)
+            if n < unsent:
+                turns.unsent(number, 100.0)
+        cut = asyncio.ensure_future(turns.take(100.0))
+        await asyncio.sleep(0)
+        cut.cancel()
+        await turns.take(100.0)
+        return time.monotonic() - begun
+
+    assert asyncio.run(took(8)) < asyncio.run(took(0)) + 0.2 < 1.0
 
 
 @pytest.mark.long

@@ -838,9 +838,12 @@ def test_only_answers_that_are_of_use_are_kept_for_the_next_run(chat: ChatServer
         assert "kept for the next run" not in shown and "to be asked again, as their answers failed" in shown
 
 
-def test_the_first_of_several_choices_is_that_with_the_lowest_index(chat: ChatServer) -> None:
-    """Whichever comes first in the list; without an index that is the first."""
-    two = [{"index": 1, "message": {"content": "other"}}, {"index": 0, "message": {"content": "this"}}]
+@pytest.mark.parametrize(("second", "first"), [(1, 0), (1.0, 0.0), ("1", "0")])
+def test_the_first_of_several_choices_is_that_with_the_lowest_index(
+    chat: ChatServer, second: object, first: object
+) -> None:
+    """Whichever comes first in the list, and however it is written; without an index that is the first."""
+    two = [{"index": second, "message": {"content": "other"}}, {"index": first, "message": {"content": "this"}}]
     chat.set(instead={"choices": two})
     rows = pa.table({"id": range(2), "text": ["a", "odd"]})
     found = gm.prompt(rows, prompt="{{ text }}", model="m", keep=["id"])

@@ -97,7 +97,7 @@ class Scoring:
 
     def _run(self) -> Generator[Receipt, None, Scored]:
         if before := min(self.at.verbs.spent, max_cost(self.at.spec) or 0.0):
-            self._allowance().claim(before, max_cost(self.at.spec) or before)
+            self._allowance().begin(before)
         if (update := keeping.planned(self.at)) is not None:
             self.at = update
         at, feed = self.at, self._feed()

@@ -29,7 +29,7 @@ class Address:
     failures: int = 0  # one after the other
     rests_until: float = float("-inf")
     rested: float = float("-inf")
-    tried: bool = False  # one request is on its way, to see whether it is well again
+    trial: object | None = None  # of the request that is on its way to see whether it is well again
 
 
 class Addresses:
@@ -53,15 +53,22 @@ class Addresses:
         out.
         """
         asked = [a for a in self._all if a.url not in but]
-        free = [a for a in asked if a.rests_until <= now and not (self._left_out(a) and a.tried)]
+        free = [a for a in asked if a.rests_until <= now and not (self._left_out(a) and a.trial)]
         return min(free, key=lambda a: (not self._left_out(a), a.flying), default=None)
 
-    def take(self, now: float, but: Collection[str] = ()) -> Address | None:
-        """As `free`: it is asked now."""
-        found = self.free(now, but)
-        if found is not None and self._left_out(found):
-            found.tried = True
-        return found
+    def sends(self, address: Address) -> object:
+        """A request is on its way there. Whatever becomes of it, `over` is called with what this returns, and then what
+        it showed is told, before anything is waited for: meanwhile no other one is sent where one is enough.
+        """
+        own = object()
+        if self._left_out(address):
+            address.trial = own
+        return own
+
+    def over(self, address: Address, own: object) -> None:
+        """A request is not on its way any more."""
+        if address.trial is own:
+            address.trial = None
 
     def rest(self, now: float) -> float:
         """Seconds until one of them may be asked; 0 if one may now."""
@@ -82,7 +89,7 @@ class Addresses:
             address.rests_until = max(address.rests_until, now + after + random.uniform(0, 0.1))
         if sent < address.rested:  # which says nothing new
             return
-        address.tried = False
+        address.trial = None
         address.failures += 1
         if self._left_out(address):
             address.rested = now
@@ -97,7 +104,7 @@ class Addresses:
     def answered(self, address: Address, sent: float) -> None:
         """It answered a request that was sent at that time."""
         if sent >= address.rested:
-            address.failures, address.tried = 0, False
+            address.failures, address.trial = 0, None
 
     def _left_out(self, address: Address) -> bool:
         return len(self._all) > 1 and address.failures >= FAILED

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
-from gristmill.models.replies import CHAT, LATER, MESSAGES, usage_of
+from gristmill.models.replies import CHAT, LATER, MESSAGES, place_of, usage_of
 from gristmill.models.vendors import ANTHROPIC, OPENAI, Vendor
 
 Schema = Mapping[str, Any] | None
@@ -325,7 +325,7 @@ def letters_in(found: Mapping[str, Any], path: str) -> int:
 
 def _first(choices: Any) -> Any:
     """The choice that is the first by its index, where each has one; else the first of the list."""
-    numbers = [n for choice in choices if isinstance(choice, Mapping) and type(n := choice.get("index")) is int]
+    numbers = [n for choice in choices if (n := place_of(choice)) is not None]
     return choices[numbers.index(min(numbers))] if len(numbers) == len(choices) else choices[0]
 
 

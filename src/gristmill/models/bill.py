@@ -76,11 +76,6 @@ class Bill:
         if again:
             self._again = summed([self._again, used])
 
-    @property
-    def trouble(self) -> Exception | None:
-        """Why the answers of its shard cannot be kept now; see Journal."""
-        return None if self._journal is None else self._journal.trouble
-
     def told(self) -> dict[str, float]:
         """What was added since this was called last: whoever calls it tells that."""
         used = {name: n - self._again.get(name, 0.0) for name, n in self.used.items()}

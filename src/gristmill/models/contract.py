@@ -148,8 +148,13 @@ class Allowance(Protocol):
         """A part of `total`, in the same unit: `least` or more; 0 if less than that is left."""
         ...
 
-    def give_back(self, part: float) -> None:
-        """What was claimed, and not spent."""
+    @property
+    def ended(self) -> float:
+        """How much of it was spent by those that have ended, as far as is known here."""
+        ...
+
+    def give_back(self, part: float, spent: float = 0.0) -> None:
+        """What was claimed, and not spent; and what was, of all that its worker has claimed, once that ends."""
         ...
 
 

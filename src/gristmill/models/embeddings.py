@@ -27,9 +27,9 @@ from gristmill.models.conversion import from_array
 from gristmill.models.endpoint import Endpoint, Payer
 from gristmill.models.paid import Paid, endpoint_of
 from gristmill.models.pooling import normalized
-from gristmill.models.replies import Empty, Refused, usage_of
+from gristmill.models.replies import Empty, Refused, placed, usage_of
 from gristmill.models.rowtypes import Checks
-from gristmill.models.spending import SHARE, Stake
+from gristmill.models.spending import SHARE, Stake, keep
 from gristmill.process.failure import SomeFailed
 
 PATH = "embeddings"
@@ -295,17 +295,21 @@ class Together:
             for one, part in zip(some, _parts(refused.reply, _letters(some)), strict=True):
                 if one.payer is not None:
                     one.payer.took(part, PATH, one.body)
-            try:
-                await _Payers(some, self.rests).again()
-            except BaseException as e:
-                for one in some:
-                    one.answered(e)
-                return False
         half = len(some) // 2
-        taken = [await self._sent(part) for part in (some[:half], some[half:])]
+        _Payers(some[half:], self.rests).free()  # which the first half may need
+        taken = [await self._sent_again(part) for part in (some[:half], some[half:])]
         if all(taken):  # it was too much together
             self._inputs = min(self._inputs, max(half, 1))
         return all(taken)
+
+    async def _sent_again(self, some: Sequence[_One]) -> bool:
+        try:
+            await _Payers(some, self.rests).again()
+        except BaseException as e:
+            for one in some:
+                one.answered(e)
+            return False
+        return await self._sent(some)
 
     async def _replies(self, some: Sequence[_One]) -> list[dict[str, Any]]:
         """A reply for each text. Raises Refused, and Misshapen for a reply of another form."""
@@ -361,8 +365,7 @@ class _Payers:
         payers = [one.payer for one in self.some if one.payer is not None]
         self.rests(1)
         try:
-            for payer in payers:
-                await payer.keep()
+            await keep(payers)
         finally:
             self.rests(-1)
         for payer in payers:
@@ -373,9 +376,14 @@ class _Payers:
         payers = [one.payer for one in self.some if one.payer is not None]
         if all(payer.still() for payer in payers):
             return True
-        for payer in payers:
-            payer.free()
+        self.free()
         return False
+
+    def free(self) -> None:
+        """Nothing is kept free for them any more."""
+        for one in self.some:
+            if one.payer is not None:
+                one.payer.free()
 
     def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
         """See Payer."""
@@ -392,7 +400,7 @@ def _split(reply: Mapping[str, Any], letters: Sequence[int]) -> list[dict[str, A
     """A reply for each text of a request, with its part of what that took, by its letters. Raises ValueError and others
     for what is no such reply.
     """
-    data = {item.get("index", place): item for place, item in enumerate(reply["data"])}
+    data = placed(reply["data"])
     if sorted(data) != list(range(len(letters))):
         raise ValueError(f"{len(reply['data'])} vectors for {len(letters)} texts")
     parts = _parts(reply, letters)

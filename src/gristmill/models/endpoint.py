@@ -85,12 +85,12 @@ class Payer(Protocol):
         ...
 
     async def again(self) -> None:
-        """Returns once there is money to send it again. Raises RunFailed."""
+        """Returns once there is money to send it again, and its answer can be kept. Raises RunFailed."""
         ...
 
     def still(self) -> bool:
-        """Whether what is kept free for it is enough, by what others have taken since it began to wait; if not, nothing
-        is kept, and it is not to be sent before `again`.
+        """Whether what is kept free for it is enough, by what others have taken since it began to wait, and its answer
+        can be kept; if not, no money is, and it is not to be sent before `again`.
         """
         ...
 
@@ -99,8 +99,8 @@ class Payer(Protocol):
         ...
 
 
-class Dearer(Exception):
-    """More has to be kept free for a request than was there when it began to wait."""
+class NotYet(Exception):
+    """A request is not to be sent before `Payer.again`."""
 
 
 class Endpoint:
@@ -206,19 +206,17 @@ class Endpoint:
             try:
                 async with self._slots:  # not held by what waits to be sent again
                     self.ending.go_on()
-                    address = await self._turn(tokens, refusing)
-                    self.ending.go_on()  # as it may be over since it began to wait
-                    if payer is not None and not payer.still():
-                        self._turns.more(-tokens)
-                        raise Dearer
-                    sent = time.monotonic()
+                    address = await self._turn(tokens, refusing, payer)
+                    sent, own = time.monotonic(), self._addresses.sends(address)
                     try:
                         found = await self._sent(address, path, data)
                     except asyncio.CancelledError:  # the run is ended, and it is on its way
                         if payer is not None:
                             payer.lost()
                         raise
-            except Dearer:
+                    finally:
+                        self._addresses.over(address, own)
+            except NotYet:
                 assert payer is not None
                 tries -= 1
                 await payer.again()  # without a place, which those in flight may need to be answered
@@ -268,18 +266,25 @@ class Endpoint:
 
     # ------------------------------------------------ addresses, and whether anybody answers
 
-    async def _turn(self, tokens: float, refusing: Collection[str]) -> Address:
+    async def _turn(self, tokens: float, refusing: Collection[str], payer: Payer | None) -> Address:
         """Whom a request is to ask now, when one may be sent: its turn is taken once there is somebody, as all that
-        waited for an address would leave at once.
+        waited for an address would leave at once. Raises NotYet. Nothing may be waited for before it is sent.
         """
         until = time.monotonic() + ELSEWHERE
         while True:
             await self._somebody(refusing, until)
-            await self._turns.take(tokens)
-            for but in (refusing, self._left_for_others(refusing, until)):
-                if (found := self._addresses.take(time.monotonic(), but)) is not None:
-                    return found
-            self._turns.more(-tokens)  # nobody was well any more by then
+            turn, goes = await self._turns.take(tokens), False
+            try:
+                self.ending.go_on()  # as it may be over since it began to wait
+                for but in (refusing, self._left_for_others(refusing, until)):
+                    if (found := self._addresses.free(time.monotonic(), but)) is not None:
+                        if payer is not None and not payer.still():
+                            raise NotYet
+                        goes = True
+                        return found
+            finally:
+                if not goes:  # nobody is well any more by now, or it may not be sent yet, or all is over
+                    self._turns.unsent(turn, tokens)
 
     async def _somebody(self, refusing: Collection[str], until: float) -> None:
         """Returns once an address may be asked; until then, one that was not `refusing` the request. Raises RunFailed
@@ -517,15 +522,19 @@ class Endpoint:
         models. Raises BadModel or RunFailed if it is the key that is refused.
         """
         self._suspects += 1
-        good = None if self._heard >= forbidden.sent else await self._key_is_good()
-        until = time.monotonic() + (SUSPENSE if self._answered else SUSPENSE / 6)
-        while good is None and self._suspects < SUSPECTS and time.monotonic() < until and self._heard < forbidden.sent:
-            await self.ending.sleep(0.05)
-        if good is None and self._heard < forbidden.sent:
-            good = self._answered and self._suspects < SUSPECTS
-        if good is False:
-            self.stop(self._refused("the key", forbidden.why))
-        self._suspects -= 1
+        try:
+            good = None if self._heard >= forbidden.sent else await self._key_is_good()
+            until = time.monotonic() + (SUSPENSE if self._answered else SUSPENSE / 6)
+            while good is None and self._suspects < SUSPECTS and time.monotonic() < until:
+                if self._heard >= forbidden.sent:
+                    break
+                await self.ending.sleep(0.05)
+            if good is None and self._heard < forbidden.sent:
+                good = self._answered and self._suspects < SUSPECTS
+            if good is False:
+                self.stop(self._refused("the key", forbidden.why))
+        finally:
+            self._suspects -= 1
 
     async def _key_is_good(self) -> bool | None:
         """Whether the endpoint lists its models to this key; None if it does not say."""

@@ -14,6 +14,7 @@ CATCH_UP = 1.25  # no faster than so many times as fast: what leaves together ne
 START = (
     0.1  # of the first second's share is left out: connections are opened, and what leaves meanwhile arrives together
 )
+SPARE = 16  # units of a Beat that may have their turn together, one of each worker, and not be sent after all
 JITTER = 0.01  # seconds by which a clock that counts whole milliseconds and an event loop are late anyway
 
 
@@ -78,8 +79,10 @@ class Beat(Pace):
 
     @staticmethod
     def size_for(rate: float | None) -> int:
-        """Those of a Pace, how many units were sent, and when the last ones were: a second's share."""
-        return 3 + _share(rate)
+        """Those of a Pace, how many units were sent, and when the last ones were: a second's share, and those before
+        them that count again if the last ones are not sent.
+        """
+        return 3 + _share(rate) + SPARE
 
     def of(self, rate: float | None) -> None:
         """See Pace."""
@@ -108,6 +111,14 @@ class Beat(Pace):
         """The unit of that number was sent then, later than at its turn."""
         if self._share:
             self._numbers[self._place(number)] = at
+
+    def unsent(self, number: int) -> None:
+        """The unit of that number is not sent after all: another one may be, instead."""
+        if self._share and number <= self.last:
+            self.more(-1.0)
+            for later in range(number, self.last):
+                self._numbers[self._place(later)] = self._numbers[self._place(later + 1)]
+            self._numbers[2] -= 1
 
     def _put(self, at: float) -> None:
         self._numbers[self._place(int(self._numbers[2]))] = at

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from gristmill.errors import BadModel, GristmillError, RunFailed
+from gristmill.errors import BadModel, GristmillError
 from gristmill.job.endpoints import Provider
 from gristmill.job.secret import reveal, secrets_in
 from gristmill.models.answercache import AnswerCache, digest_of
@@ -23,6 +23,7 @@ from gristmill.models.contract import Journal, Once
 from gristmill.models.desk import Desk
 from gristmill.models.ending import Ending
 from gristmill.models.endpoint import Endpoint, Payer
+from gristmill.models.keeping import Keeping
 from gristmill.models.provided import Provided
 from gristmill.models.providers import PROVIDERS
 from gristmill.models.replies import CHAT, NOBODY, REPLIES, Empty, Refused, UnderWay, holds
@@ -34,7 +35,6 @@ from gristmill.process.descriptors import room
 from gristmill.process.ownstderr import say
 
 MOST_KNOWN, MOST_REMEMBERED = 20_000, 1 << 26  # answers that `dedupe` remembers in each worker, and their characters
-UNKEPT = 10.0  # seconds for which answers may not be kept, while no more are asked for
 SOON = 0.02  # seconds until it is looked whether another worker was answered, at first
 
 
@@ -131,6 +131,7 @@ class Paid:
         self._spec = spec
         self._asked = asked
         self.spending = Spending(spec, share, asked.ending)
+        self._keeping = Keeping(asked.ending)
         self._cache = None if spec.cache is None else AnswerCache(spec.cache)
         self._first = asyncio.Lock()
         self.answered: float | None = None  # see provided.Pays
@@ -161,8 +162,9 @@ class Paid:
 
     def shares(self, journal: Journal) -> None:
         """From now on what may be spent is claimed of the run's, and equal requests are asked once in all workers, and
-        over their deaths.
+        over their deaths; and nothing is asked while its answers cannot be kept.
         """
+        self._keeping.of(journal)
         if journal.allowance is not None:
             self.spending.of(journal.allowance)
         if self._spec.dedupe and self._once is None and journal.once is not None:
@@ -277,10 +279,9 @@ class Paid:
 
     async def _sent_once(self, body: Mapping[str, Any], tokens: float, path: str, bill: Bill) -> dict[str, Any]:
         self._asked.ending.go_on()
-        await self._can_keep(bill)
         spending = self.spending
         given, made = spending.tokens(tokens, most_tokens(body))
-        stake = Stake(spending, bill, tokens, most_tokens(body))
+        stake = Stake(spending, self._keeping, bill, tokens, most_tokens(body))
         await stake.again()
         try:
             reply = await self._asked.ask(body, given + made, path, stake)
@@ -288,22 +289,6 @@ class Paid:
         finally:
             stake.end()
         return reply
-
-    async def _can_keep(self, bill: Bill) -> None:
-        """Returns once the answers of a row's shard can be kept, so that none is paid for and lost. Raises RunFailed if
-        that takes too long.
-        """
-        until = time.monotonic() + UNKEPT
-        while (trouble := bill.trouble) is not None:
-            if time.monotonic() > until:
-                self.stop(
-                    RunFailed(
-                        f"answers cannot be kept beside the result ({type(trouble).__name__}: {trouble}), and no more "
-                        "are paid for: put that right (room on the disk, rights, open files), then run again; what is "
-                        "answered and kept is not asked for again"
-                    )
-                )
-            await self._asked.ending.sleep(SOON)
 
     def kept(self, path: str, body: Mapping[str, Any]) -> bool:
         """Whether there is an answer from before."""

@@ -6,7 +6,7 @@ import email.utils
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +104,25 @@ def answers(found: Any, key: str) -> bool:
     gateways give for texts that they filter, or tells what it took.
     """
     return holds(found, key) or (isinstance(found, dict) and (found.get(key) == [] or sum(tokens_in(found)) > 0))
+
+
+def place_of(item: Any) -> int | None:
+    """The `index` of one of several answers, also where it is written as 1.0 or "1"; None if it has none."""
+    found = item.get("index") if isinstance(item, Mapping) else None
+    if type(found) is int:
+        return found
+    if isinstance(found, float) and found.is_integer():
+        return int(found)
+    return int(found) if isinstance(found, str) and found.isdecimal() and len(found) < 10 else None
+
+
+def placed(items: Sequence[Any]) -> dict[int, Any]:
+    """Several answers by their `index`, or else by their place; by -1 where an index is no number."""
+    found: dict[int, Any] = {}
+    for place, item in enumerate(items):
+        own = place_of(item)
+        found[place if "index" not in item else -1 if own is None else own] = item
+    return found
 
 
 def redirected(asked: str, status: int, headers: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from gristmill.models.conversion import to_batch
 from gristmill.models.generator import AT_ONCE
 from gristmill.models.llmfiles import LlmFiles, backend_of, find_llm
 from gristmill.models.paid import Paid, endpoint_of
-from gristmill.models.replies import Refused
+from gristmill.models.replies import Refused, placed
 from gristmill.models.scorer import SCORES, Scorer
 from gristmill.models.template import Template
 from gristmill.models.usual import most_tokens
@@ -258,10 +258,10 @@ class Rater:
                 self.paid.stop(BadModel(f"the endpoint does not score prompts (echo with logprobs): {e}"))
             raise
         choices = reply["choices"]
-        placed = {choice.get("index", place): choice for place, choice in enumerate(choices)}
-        if sorted(placed) != list(range(len(prompts))):
+        found = placed(choices)
+        if sorted(found) != list(range(len(prompts))):
             raise Refused(f"{len(choices)} choices for {len(prompts)} prompts")
-        return [placed[place] for place in range(len(prompts))], (most_tokens(body) or 0) // len(prompts)
+        return [found[place] for place in range(len(prompts))], (most_tokens(body) or 0) // len(prompts)
 
 
 def _logged(choice: Mapping[str, Any], prompt: str, begin: int, most: int) -> list[float]:

@@ -9,17 +9,18 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from gristmill.errors import RunFailed
 from gristmill.job.endpoints import prices
 from gristmill.models.apis import letters_in
 from gristmill.models.asking import LETTERS, Asking
-from gristmill.models.bill import Bill
+from gristmill.models.bill import TINY, Bill
 from gristmill.models.contract import Allowance
 from gristmill.models.ending import Ending
 from gristmill.models.endpoint import LONGEST
+from gristmill.models.keeping import Keeping
 from gristmill.models.outcomes import filtered
 from gristmill.models.purse import Purse
 from gristmill.models.replies import tokens_in, usage_of
@@ -174,8 +175,10 @@ class Spending:
 
     # ------------------------------------------------ what is kept free
 
-    async def keep(self, cost: float) -> None:
-        """Keep so many dollars free. Raises RunFailed if they cannot be, also once what is in flight is answered."""
+    async def keep(self, cost: Callable[[], float]) -> None:
+        """Keep so many dollars free, by what is known when they are. Raises RunFailed if they cannot be, also once what
+        is in flight is answered.
+        """
         if self._purse is not None:
             await self._afford(self._purse, cost)
 
@@ -220,16 +223,16 @@ class Spending:
         """Requests for which money is reserved, without those in bulk."""
         return self._flying
 
-    async def _afford(self, purse: Purse, cost: float) -> None:
-        if not self._turn.locked() and self._holds(purse, cost):
+    async def _afford(self, purse: Purse, cost: Callable[[], float]) -> None:
+        if not self._turn.locked() and self._holds(purse, cost()):
             return
         async with self._turn:
             others_until = time.monotonic() + PATIENCE
-            while self.goes_on() and not self._holds(purse, cost):
+            while self.goes_on() and not self._holds(purse, now := cost()):
                 if self._flying:  # which may turn out to cost less
                     others_until = time.monotonic() + PATIENCE
                 elif self.alone or time.monotonic() > others_until:
-                    self.stop_at(cost)
+                    self.stop_at(now)
                 await self.freed(LOOK)
 
     def goes_on(self) -> bool:
@@ -247,10 +250,15 @@ class Spending:
     def stop_at(self, cost: float) -> NoReturn:
         """No more requests, as there is no money for one that might cost so much. Raises RunFailed."""
         assert self._purse is not None
+        kept, others = self._purse.reserved, ""
+        if self._purse.left_behind > TINY * self._purse.total:
+            others = "by a worker that died" if self.alone else "by other workers, one that died included"
         self._ending.stop(
             RunFailed(
                 f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent"
-                f"{'' if self.alone else ', or kept free by other workers'}, and what comes next might cost "
+                f"{f', or kept free {others}' if others else ''}"
+                f"{f', ${_money(kept)} are kept free for what is under way' if kept > TINY * self._purse.total else ''}"
+                ", and what comes next might cost "
                 f"${_money(cost)}, for which not enough is left: what is answered is kept; run again, with another "
                 "max_cost if need be"
             )
@@ -262,48 +270,60 @@ class Spending:
             self._purse.close()
 
 
+async def keep(stakes: Sequence[Stake]) -> None:
+    """Keep free what these may cost, which is one request: all at once, as one that waits with a part of it would hold
+    up another one that does. They are not in flight before `fly`. Raises RunFailed.
+    """
+    if any(stake.open for stake in stakes):
+        spending, keeping = stakes[0].spending, stakes[0].keeping
+        await keeping.ready()
+        await spending.keep(lambda: math.fsum([stake.reckoned() for stake in stakes if stake.open]))
+        for stake in stakes:  # nothing has happened since they were reckoned
+            stake.kept |= stake.open
+
+
 class Stake:
     """What a row's request may cost, kept free from `again` until `free`; an endpoint.Payer. The prompt has about so
     many `tokens` by its length, and its answer has `most` (None: no limit).
     """
 
-    def __init__(self, spending: Spending, bill: Bill, tokens: float, most: float | None) -> None:
-        self._spending, self._bill, self._tokens, self._most = spending, bill, tokens, most
+    def __init__(self, spending: Spending, keeping: Keeping, bill: Bill, tokens: float, most: float | None) -> None:
+        self.spending, self.keeping, self._bill, self._tokens, self._most = spending, keeping, bill, tokens, most
         self._cost = spending.guess(tokens, most)
-        self._kept = self._flies = self._over = False
+        self.kept = self._flies = self._over = False
 
     async def again(self) -> None:
         """See Payer."""
-        await self.keep()
+        await keep([self])
         self.fly()
 
-    async def keep(self) -> None:
-        """As `again`, but others may not wait for what becomes of it: it is not in flight before `fly`."""
-        if self._over or self._kept:
-            return
-        cost = self._cost = self._spending.guess(self._tokens, self._most)
-        await self._spending.keep(cost)
-        self._kept = True
-        self._free_if_over()  # as it may be by now
+    @property
+    def open(self) -> bool:
+        """Whether something is to be kept free for it."""
+        return not (self._over or self.kept)
 
-    def _free_if_over(self) -> None:
-        if self._over:
-            self.free()
+    def reckoned(self) -> float:
+        """What it may cost, as far as is known now, from now on."""
+        self._cost = self.spending.guess(self._tokens, self._most)
+        return self._cost
 
     def fly(self) -> None:
         """It is sent."""
         if not self._over and not self._flies:
-            self._spending.fly(1)
+            self.spending.fly(1)
             self._flies = True
 
     def still(self) -> bool:
         """See Payer."""
-        cost = self._spending.guess(self._tokens, self._most)
-        if self._over or not self._kept or cost <= self._cost:
+        cost = self.spending.guess(self._tokens, self._most)
+        if self._over:
             return True
-        if self._spending.more(cost - self._cost):
-            self._cost = cost
-            return True
+        if self.keeping.trouble is None:
+            if not self.kept or cost <= self._cost:
+                return True
+            if self.spending.more(cost - self._cost):
+                self._cost = cost
+                return True
         self.free()
         return False
 
@@ -315,28 +335,28 @@ class Stake:
     def free(self) -> None:
         """Nothing is kept free for it any more."""
         if self._flies:
-            self._spending.fly(-1)
-        if self._kept:
-            self._spending.settle(self._cost)
-        self._kept = self._flies = False
+            self.spending.fly(-1)
+        if self.kept:
+            self.spending.settle(self._cost)
+        self.kept = self._flies = False
 
     def lost(self) -> None:
         """See Payer."""
-        self._spending.pay(self._cost, self._bill)
+        self.spending.pay(self._cost, self._bill)
         self.free()
 
     def refused(self, reply: Any) -> None:
         """See Payer."""
-        self._spending.refused(reply, self._tokens, self._bill)
+        self.spending.refused(reply, self._tokens, self._bill)
 
     def took(self, reply: Mapping[str, Any], path: str, body: Mapping[str, Any]) -> None:
         """It was answered, and what the reply says was paid for nothing."""
-        self._spending.count(reply, self._tokens, self._bill, path, body)
+        self.spending.count(reply, self._tokens, self._bill, path, body)
         self.free()
 
     def probed(self, path: str, body: Mapping[str, Any], reply: Mapping[str, Any] | None) -> None:
         """See Payer."""
-        self._spending.probed(path, body, reply, self._bill)
+        self.spending.probed(path, body, reply, self._bill)
 
 
 def _money(dollars: float) -> str:

@@ -33,6 +33,7 @@ class Turns:
         self._shared: Shared | None = None
         self._opened = False
         self._more = 0.0  # tokens that were used, and are not taken yet
+        self._unsent: list[int] = []  # numbers of units that were not, which are not given back yet
         self._rests = 0.0  # until when nothing is sent
         self.most = self._tokens.most  # tokens that are waited for
 
@@ -66,20 +67,34 @@ class Turns:
         with self._held() as there:
             if there:
                 self._tokens.more(self._more)
-                self._more = 0.0
+                for number in self._unsent:
+                    self._requests.unsent(number)
+                self._more, self._unsent = 0.0, []
 
-    async def take(self, tokens: float) -> None:
-        """Returns when a request of about so many tokens may be sent. Raises the reason if all is over."""
+    def unsent(self, number: int, tokens: float) -> None:
+        """A request whose turn had come, with this number, is not sent."""
+        self._unsent.append(number)
+        self.more(-tokens)
+
+    async def take(self, tokens: float) -> int:
+        """Returns when a request of about so many tokens may be sent, with the number of its turn. Raises the reason if
+        all is over.
+        """
         if self._rates == (None, None) and self._rests <= time.monotonic():
-            return
+            return -1
         async with self._queue:  # one after the other: what a stall held up does not leave all at once
             self._ending.go_on()
             while (wait := self._wait()) > 0:  # less, once answers are shorter than they might be
                 await self._ending.sleep(min(wait, LOOK))
             begin, number = await self._turn(tokens)
-            while (left := begin - (now := time.monotonic())) > 0:
-                await self._ending.sleep(left)
+            try:
+                while (left := begin - (now := time.monotonic())) > 0:
+                    await self._ending.sleep(left)
+            except BaseException:
+                self.unsent(number, tokens)
+                raise
             self._requests.left(number, now)
+            return number
 
     def _wait(self) -> float:
         now = time.monotonic()
