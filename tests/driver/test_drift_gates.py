@@ -240,7 +240,7 @@ def test_no_rows_of_many(tmp_path: Path) -> None:
         ({"scor": {}}, "names column 'scor', which is neither written nor read.*did you mean 'score'"),
         ({"score": {"pis": 1}}, "no measure 'pis'.*did you mean 'psi'"),
         ({"score": {"mean_cosine": 0.9}}, "has mean_cosine, which a number column does not have: give psi"),
-        ({"score": {"psi": "much"}}, "is 'much': give a number, or {warn: 0.1, fail: 0.25}"),
+        ({"score": {"psi": "much"}}, "is 'much': give a number from 0, or {warn: 0.1, fail: 0.25}"),
         ({"score": {"psi": {"fial": 1}}}, "no limit 'fial'.*did you mean 'fail'"),
         ({"score": {"psi": {"warn": 1, "fail": 0.5}}}, "warn has to be at most fail"),
         ({"score": 0.3}, "is 0.3: give measures with limits"),
