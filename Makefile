@@ -80,9 +80,10 @@ $(VENV)/.demo-night: pyproject.toml constraints.txt | $(VENV)/.created
 demo-night: $(VENV)/.demo-night
 	@$(BIN)/python examples/nights.py $(ARGS)
 
-# Two at a time, a file in one process; all that start clusters in the same one (tests/conftest.py).
+# Three at a time, as tests wait for processes and servers, too, a file in one process; all that start clusters in the
+# same one (tests/conftest.py).
 test: $(VENV)/.install
-	$(BIN)/python -m pytest -n 2 --dist loadscope $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadscope $(ARGS)
 
 # Also those marked `long`, which repeat in more ways, or with more kills, what quicker ones look at.
 test-all: $(VENV)/.install

@@ -234,7 +234,7 @@ def nights(draw: Any) -> list[list[list[Row]]]:
 @pytest.mark.parametrize("name", SHAPES)
 @settings(max_examples=2, phases=[Phase.generate])
 @given(told=nights())
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_update_is_scoring_anew(name: str, told: list[list[list[Row]]]) -> None:
     """Whatever changes from night to night, the result is that of scoring all rows, and verifies."""
     updated(name, told)

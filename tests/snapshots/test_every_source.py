@@ -86,7 +86,7 @@ def test_a_second_run_finds_the_same_rows_or_says_that_they_changed(well: Well, 
     assert read(tmp_path / "out") == wanted(well, wells.rows(0, 25))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 def test_a_killed_run_goes_on_with_the_rows_it_began_with(well: Well, tmp_path: Path) -> None:
     """Rows that are written meanwhile are not seen, before or after."""
     well.fill(wells.rows(0, 120))

@@ -74,6 +74,7 @@ def ids() -> Counter[int]:
 
 @pytest.mark.parametrize("delivers", [True, False], ids=["at once", "a night later"])
 @pytest.mark.parametrize("name", SOME)
+@pytest.mark.few(3)
 def test_what_a_restored_sink_adds_comes_to_the_store(name: str, delivers: bool) -> None:
     """Its generation 2 is another than that of the lost sink, whose rows are there under that number."""
     to = gm.to({**STORES, **OTHERS}[name], mode="upsert", key="id")

@@ -162,7 +162,7 @@ def named(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 def test_odd_names_of_columns(shop: Shop, named: Path, tmp_path: Path) -> None:
     """Rows are brought, updated and found by a key of any name; or it is refused before anything is brought."""
     refused = []
@@ -343,7 +343,7 @@ def beside(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made, folder
 
 
-@pytest.mark.few(30)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("mode", ["upsert", "append"])
 def test_a_column_of_nulls_beside_others(shop: Shop, beside: tuple[pa.Array, Path], mode: Any) -> None:
     """The rows that were there come back as they were; or the column, of either sink, is refused before scoring."""

@@ -278,6 +278,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Callable
 
 @pytest.mark.parametrize("evolve", [False, True])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.few(8)
 def test_a_column_that_the_table_makes(mode: str, evolve: bool, store: Any, tmp_path: Path) -> None:
     """Before scoring, in each mode; a delivery without it is made, and it is made as before."""
     address, run = store

@@ -152,6 +152,7 @@ def test_a_path_with_marks_of_addresses(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*EMBEDDED, "usearch", "faiss"])
+@pytest.mark.few(3)
 def test_a_path_that_is_a_link(name: str, folder: Path) -> None:
     """It stays one: what it leads to is the store, by either name."""
     pq.write_table(pa.table({"id": [1, 2], "v": pa.array([[1, 0], [0, 1]], pa.list_(pa.float32(), 2))}), "rows.parquet")
