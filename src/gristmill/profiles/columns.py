@@ -4,18 +4,16 @@ Arrow, a column at a time.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.profiles.profile import LONG, MOST, ColumnProfile, Kind, Profile, text_of
 from gristmill.profiles.sketch import UNIT, merged, sketched
-
-_CHANCE = np.random.default_rng()  # its own: a function of the user may have seeded the one that all share
 
 PEEK = 2048  # values that tell, without a look at the others, that a column has many different ones
 BLOCK_ROWS = 1 << 18
@@ -127,10 +125,16 @@ def _sampled(column: pa.ChunkedArray, nulls: int, kind: Kind, many: bool) -> Col
     return ColumnProfile(len(column), nulls, kind, found.strange * UNIT, sketch=sketch)
 
 
+@functools.cache
+def _chance() -> np.random.Generator:
+    """Its own: a function of the user may have seeded the one that all share."""
+    return np.random.default_rng()
+
+
 def _one_in_each(rows: int) -> pa.Array:
     """A number from each UNIT consecutive ones: rows that repeat in a pattern are met in the same shares."""
     start = np.arange(0, rows, UNIT)
-    return pa.array(np.minimum(start + _CHANCE.integers(0, UNIT, len(start)), rows - 1))
+    return pa.array(np.minimum(start + _chance().integers(0, UNIT, len(start)), rows - 1))
 
 
 def _ends(chunk: pa.Array) -> list[float]:
@@ -184,6 +188,8 @@ def _number(value: float) -> str:
 
 
 def _texts(array: pa.Array, rows: int, nulls: int, kind: Kind, many: bool) -> ColumnProfile:
+    import pyarrow.compute as pc
+
     counts = None if many else _categories(array, kind)
     if counts is not None:
         return ColumnProfile(rows, nulls, kind, counts=counts)
@@ -195,6 +201,9 @@ def _texts(array: pa.Array, rows: int, nulls: int, kind: Kind, many: bool) -> Co
 
 def _categories(array: pa.Array, kind: Kind) -> dict[str, int] | None:
     """How often each text occurs; None if they are too many, or too long."""
+
+    import pyarrow.compute as pc
+
     head = array.slice(0, PEEK).unique()
     if len(head) - head.null_count > MOST[kind]:
         return None
@@ -223,6 +232,8 @@ def _name(value: bytes | bool | None) -> bytes | None:
 
 
 def _vectors(array: pa.Array, rows: int, nulls: int) -> ColumnProfile:
+    import pyarrow.compute as pc
+
     array = array.drop_null() if array.null_count else array
     lengths = pc.list_value_length(array).unique().to_pylist()
     if len(lengths) != 1 or not lengths[0]:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.arrow.casts import Lossy, lossless, stored
 from gristmill.arrow.keys import comparable, has_nan
@@ -25,6 +24,7 @@ from gristmill.stores.keys import exact
 from gristmill.stores.vectors import search_of
 
 if TYPE_CHECKING:
+    import pyarrow.compute as pc
     from numpy.typing import ArrayLike
 
 # What to do about keys of several rows in a table.
@@ -58,6 +58,9 @@ def asked(
     where these are wider: an earlier delivery may have brought what the latest type does not hold. Raises BadKey.
     `texts`: see `keys.exact`.
     """
+
+    import pyarrow.compute as pc
+
     schema = decode_schema(mark.schema) if mark is not None else pa.schema([])
     own = {n: covering(schema.field(n).type, kind) if n in schema.names else kind for n, kind in columns.items()}
     made = {n: _held(column, storage(columns[n])) for n, column in exact(keys, own, shown, texts).items()}
@@ -128,6 +131,8 @@ def matching(keys: pa.Table, schema: pa.Schema) -> pc.Expression:
 
 
 def _among(values: pa.ChunkedArray, field: pa.Field) -> pc.Expression:
+    import pyarrow.compute as pc
+
     t, some, kind = pa.types, pc.drop_null(values).combine_chunks(), values.type
     if pa.types.is_nested(kind) or isinstance(field.type, pa.BaseExtensionType):
         return pc.scalar(True)  # Arrow compares none of these: all rows are looked at
@@ -165,6 +170,9 @@ def restored(
 
 def _told_apart(column: pa.ChunkedArray) -> list[Any]:
     """The values of a key column as bytes, which are equal if these are; None for null, and for NaN."""
+
+    import pyarrow.compute as pc
+
     told: list[Any] = []
     for chunk in column.chunks:
         nan, made = has_nan(chunk), value_bytes(comparable(chunk))

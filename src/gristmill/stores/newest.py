@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.arrow.keys import comparable, comparable_type, has_nan
 from gristmill.arrow.rows import picked
@@ -89,6 +88,9 @@ def _ascend(rows: ds.Dataset, key: str) -> int | None:
     """How many rows there are if each key is greater than the one before, as those of many sources are, so that none
     repeats and none is null; None if that is not so. Nothing is held in memory.
     """
+
+    import pyarrow.compute as pc
+
     kind, last, count = rows.schema.field(key).type, None, 0
     if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
         return None
@@ -116,6 +118,9 @@ def _refuse_nulls(connection: Any, heads: Sequence[str], wanted: int, key: Seque
 
 def _comparable(column: pa.Array) -> pa.Array:
     """A key column as DuckDB is given it; NaN, which is equal to nothing, as null."""
+
+    import pyarrow.compute as pc
+
     nan, values = has_nan(column), comparable(column)
     return values if nan is None else pc.if_else(nan, pa.scalar(None, values.type), values)
 

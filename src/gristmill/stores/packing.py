@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.arrow.casts import clothed, entries, is_list, stored
 from gristmill.arrow.schemas import is_string, plain, storage, unwritable
@@ -153,6 +152,9 @@ def packed_keys(columns: Sequence[pa.Array]) -> pa.Array:
 
 def key_bytes(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str) -> list[bytes | None]:
     """Keys as `packed_keys` has them; None for one that no row can have. Raises BadKey for a key that is none."""
+
+    import pyarrow.compute as pc
+
     if len(columns) == 1 and (quick := _quick_bytes(keys, next(iter(columns.values())))) is not None:
         return quick
     found = [_asked_bytes(keys, kinds, shown) for kinds in _as_any(columns)]
@@ -160,6 +162,8 @@ def key_bytes(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: st
 
 
 def _asked_bytes(keys: Sequence[Key], columns: Mapping[str, pa.DataType], shown: str) -> pa.Array:
+    import pyarrow.compute as pc
+
     table = asked(keys, columns, shown)
     found = packed_keys([column.combine_chunks() for column in table.columns])
     return pc.if_else(table.column(0).combine_chunks().is_valid(), found, pa.scalar(None, pa.binary()))
@@ -236,6 +240,9 @@ def unpacking(schema: pa.Schema) -> Callable[[Sequence[bytes | None]], list[dict
 
 def _packed(values: pa.Array) -> pa.Array:
     """Each value as MessagePack, a binary array without nulls."""
+
+    import pyarrow.compute as pc
+
     if isinstance(values, pa.ExtensionArray):
         return _packed(values.storage)
     if (bare := plain(values.type)) != values.type:
@@ -275,6 +282,8 @@ def _fields(schema: Any, columns: Sequence[pa.Array]) -> list[Any]:
 
 
 def _filled(values: pa.Array, value: Any) -> pa.Array:
+    import pyarrow.compute as pc
+
     return pc.fill_null(values, value) if values.null_count else values
 
 
@@ -304,10 +313,14 @@ def _headers(lengths: np.ndarray, head: int) -> pa.Array:
 
 
 def _long(values: pa.Array, head: int) -> pa.Array:
+    import pyarrow.compute as pc
+
     return joined(_headers(pc.binary_length(values).to_numpy(zero_copy_only=False), head), values)
 
 
 def _lists(values: pa.Array) -> pa.Array:
+    import pyarrow.compute as pc
+
     lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy(zero_copy_only=False).astype(np.int64)
     flat = values.flatten()
     if flat.type in _INTEGERS and not flat.null_count and len(flat) and (lengths == lengths[0]).all():
@@ -332,6 +345,9 @@ def _vectors(flat: np.ndarray, count: int, head: int, form: str) -> pa.Array:
 
 def joined(*pieces: Any) -> pa.Array:
     """Bytes of all pieces, arrays or scalars, one after the other in each row."""
+
+    import pyarrow.compute as pc
+
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.binary()))
 
 
@@ -341,6 +357,9 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 def _as_text(values: pa.Array) -> pa.Array:
     """Values as texts: as JSON, without the quotes."""
+
+    import pyarrow.compute as pc
+
     t = pa.types
     if t.is_string(values.type) or t.is_large_string(values.type):
         return values.cast(pa.string())
