@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -542,7 +543,8 @@ def test_the_first_night_does_not_hold_up_the_next(tmp_path: Path, asked: Asked,
         put(tmp_path / "in", "a", range(400))
         assert gm.plan(job(tmp_path, BY_ID, **strict)).problems == []
         report = job(tmp_path, BY_ID, **strict).run()
-        assert any("(generation 1, 2 of 9 shards done) is given up" in note for note in report.notes), report.notes
+        given_up = re.compile(r"\(generation 1, [0-8] of 9 shards done\) is given up")  # those that were under way
+        assert any(map(given_up.search, report.notes)), report.notes
     assert [r["id"] for r in rows(tmp_path)] == list(range(460))
     if ends == "a gate":
         put(tmp_path / "in", "b", range(400, 461))
