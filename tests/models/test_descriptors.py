@@ -25,6 +25,19 @@ from gristmill.process import descriptors
 from llmserver import KEY, ChatServer
 
 
+def on_a_full_disk(journal: Journal, patch: pytest.MonkeyPatch) -> list[bool]:
+    """Its records find no room while the one value that is returned is true."""
+    write, refuses = journal._append, [True]
+
+    def written(records: bytes) -> None:
+        if refuses[0]:
+            raise OSError(28, "No space left on device")
+        write(records)
+
+    patch.setattr(journal, "_append", written)
+    return refuses
+
+
 def limited(folder: Path, open_files: str, *more: str) -> subprocess.CompletedProcess[str]:
     """A run of 300 rows in a process that may have so many files open."""
     pq.write_table(pa.table({"id": range(300), "text": [f"row {n}" for n in range(300)]}), folder / "rows.parquet")
@@ -77,14 +90,7 @@ def test_nothing_is_asked_while_answers_cannot_be_kept(
     spec = gm.Prompt("x", "m", base_url=chat.url, api_key=KEY)
     journal = Journal(str(tmp_path), 0, "r", "1", LOCAL)
     journal.ready()
-    write, refuses = journal._append, [True]
-
-    def full(records: bytes) -> None:
-        if refuses[0]:
-            raise OSError(28, "No space left on device")
-        write(records)
-
-    monkeypatch.setattr(journal, "_append", full)
+    refuses = on_a_full_disk(journal, monkeypatch)
     journal.put(journal.key({"id": 0}), {"answer": "earlier"}, {})
 
     async def told() -> list[Any]:
@@ -120,14 +126,7 @@ def test_what_was_begun_before_a_disk_is_full_is_not_sent(
     limits: dict[str, Any] = {"requests_per_minute": 1200} if waits == "for its turn" else {}
     spec = gm.Prompt("x", "m", base_url=chat.url, api_key=KEY, **limits)
     full, other = (Journal(str(tmp_path), shard, "r", "1", LOCAL) for shard in range(2))
-    write, refuses = full._append, [True]
-
-    def written(records: bytes) -> None:
-        if refuses[0]:
-            raise OSError(28, "No space left on device")
-        write(records)
-
-    monkeypatch.setattr(full, "_append", written)
+    refuses = on_a_full_disk(full, monkeypatch)
 
     async def told() -> None:
         asker = Paid(spec, 1.0, endpoint_of(spec, 1.0, 20 if waits == "to be sent again" else 2, 60.0))

@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,10 @@ import gristmill as gm
 import kit
 from gristmill.errors import BadJob, BadModel, PlanChanged
 from gristmill.models.score import _logged
-from llmserver import KEY, ChatServer, echoed
+from llmserver import ChatServer, echoed
 
 ROWS = pa.table({"id": [1, 2], "question": ["is it", "was it so"], "answers": [["yes", "no", "eh"], ["oui"]]})
 pytestmark = pytest.mark.filterwarnings("ignore::gristmill.GristmillWarning")
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    """A server, its address and its key in the environment."""
-    with ChatServer() as server:
-        monkeypatch.setenv("OPENAI_API_KEY", KEY)
-        monkeypatch.setenv("OPENAI_BASE_URL", server.url)
-        yield server
 
 
 def wanted(context: str, text: str) -> tuple[float, int]:
@@ -44,9 +34,9 @@ def wanted(context: str, text: str) -> tuple[float, int]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("special", ["", "<s>"])
 @pytest.mark.parametrize("newer", [True, False])
-def test_an_endpoint_scores_continuations(server: ChatServer, special: str, newer: bool) -> None:
+def test_an_endpoint_scores_continuations(chat: ChatServer, special: str, newer: bool) -> None:
     """All of a row in one request, whatever special tokens its model has; a token is made only if one must be."""
-    server.set(special=special, newer=newer)
+    chat.set(special=special, newer=newer)
     options: dict[str, Any] = {"prompt": "{{ question }}? ", "model": "m", "keep": ["id"]}
     found = gm.score(ROWS, continuations=["yes", "no", "eh"], concurrency=1, **options)
     assert {f.name: f.type for f in found.schema} == {
@@ -58,14 +48,14 @@ def test_an_endpoint_scores_continuations(server: ChatServer, special: str, newe
         assert row["score"] == [score for score, _ in told.values()]
         assert row["score_tokens"] == [count for _, count in told.values()]
         assert row["score_best"] == max(told, key=lambda text: told[text])
-    statuses = server.told()["statuses"]
+    statuses = chat.told()["statuses"]
     assert statuses["200"] == 2 and statuses.get("400", 0) in ((1, 2) if newer else (0,))
     one = gm.score(ROWS, continuations="yes", output="p", **options).to_pylist()
     assert one[0] == {"id": 1, "p": wanted("is it? ", "yes")[0], "p_tokens": wanted("is it? ", "yes")[1]}
 
 
 @pytest.mark.long
-def test_continuations_of_a_column(server: ChatServer) -> None:
+def test_continuations_of_a_column(chat: ChatServer) -> None:
     """A text each, or lists of texts of any length; an empty one is its row's dead letter."""
     options: dict[str, Any] = {"prompt": "{{ question }}? ", "model": "m", "keep": ["id"]}
     found = gm.score(ROWS, continuations_from="answers", **options).to_pylist()
@@ -80,18 +70,18 @@ def test_continuations_of_a_column(server: ChatServer) -> None:
 
 
 @pytest.mark.long
-def test_an_endpoint_that_does_not_score_is_told_at_once(server: ChatServer) -> None:
+def test_an_endpoint_that_does_not_score_is_told_at_once(chat: ChatServer) -> None:
     """In its own words, or ours if it ignores what it was asked."""
     options: dict[str, Any] = {"prompt": "{{ question }}? ", "model": "m", "continuations": ["yes", "no"]}
-    server.set(echoes=False)
+    chat.set(echoes=False)
     with pytest.raises(BadModel, match=r"does not score prompts \(echo with logprobs\): 400: Only no echo"):
         gm.score(ROWS, **options)
-    assert server.told()["requests"] == 1
+    assert chat.told()["requests"] == 1
     with pytest.raises(BadModel, match="Score needs completions with echo and logprobs"):
         gm.score(ROWS, request={"echo": False}, **{**options, "continuations": ["yes"]})
 
 
-def test_parts_that_do_not_go_together(server: ChatServer) -> None:
+def test_parts_that_do_not_go_together(chat: ChatServer) -> None:
     """Said before any request, with the way out."""
     for options, said in (
         ({}, "give continuations .*or continuations_from"),
@@ -105,11 +95,11 @@ def test_parts_that_do_not_go_together(server: ChatServer) -> None:
     ):
         with pytest.raises((BadJob, BadModel), match=said):
             gm.score(ROWS, model="m", **{"prompt": "{{ question }}", **options})
-    assert server.told()["requests"] == 0
+    assert chat.told()["requests"] == 0
 
 
 @pytest.mark.long
-def test_typed_as_a_command_and_as_a_job_file(server: ChatServer, tmp_path: Path) -> None:
+def test_typed_as_a_command_and_as_a_job_file(chat: ChatServer, tmp_path: Path) -> None:
     """Other continuations are another job."""
     pq.write_table(ROWS, tmp_path / "rows.parquet")
 
