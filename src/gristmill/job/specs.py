@@ -161,6 +161,8 @@ class TextSpec(ModelSpec, Protocol):
     def dtype(self) -> str: ...
 
 
+# The backends that run an export of weights, and what a spec calls them then.
+EXPORTED = {"onnx": "export", "openvino": "export-openvino"}
 FILES = "its files are compared by their digests"
 _PLACE = "where a model runs does not change what it answers"
 
