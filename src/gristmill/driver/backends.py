@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from gristmill.job.specs import EXPORTED, TextSpec, changed
 from gristmill.process import machine
 from gristmill.process.extras import installed
 from gristmill.sources import formats
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.models.runtimes import Runtimes

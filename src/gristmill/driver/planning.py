@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from gristmill.sinks.formats import DEFAULT, SINKS, sink_format
 from gristmill.snapshots.pinned import Pin, Pinned, Pinning
 from gristmill.sources.contract import Reading, SourceFormat
 from gristmill.sources.formats import SOURCES
+from gristmill.values import dataclass
 from gristmill.worker.batches import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.worker.recipe import LEAST_BEGUN
 

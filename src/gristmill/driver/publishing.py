@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gristmill.commit import drift, gates, nights, onefile, publication, publish, seals
@@ -30,6 +30,7 @@ from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.result import ids, reading
 from gristmill.shards.counts import Counts, summed
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.result.reduction import Reducer

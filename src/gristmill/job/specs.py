@@ -5,7 +5,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from gristmill.errors import BadJob, BadModel
@@ -29,6 +29,7 @@ from gristmill.job.endpoints import (
 )
 from gristmill.job.keywords import option_fields
 from gristmill.job.registry import Registry
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.models.text_embedder import Queries

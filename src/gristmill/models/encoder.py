@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +26,7 @@ from gristmill.models.onnx_graph import Value, read_graph
 from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
 from gristmill.process.extras import installed, require
+from gristmill.values import dataclass
 
 BACKENDS = ("auto", "torch", "onnx", "openvino")
 _DTYPES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from gristmill.job.schedule import Schedule
@@ -11,6 +10,7 @@ from gristmill.jobfile.document import MOST_BYTES, read_document
 from gristmill.jobfile.jobfile import read_job_file
 from gristmill.jobfile.merging import normal
 from gristmill.jobfile.scheduling import known_to
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

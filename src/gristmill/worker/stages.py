@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gristmill.process.messages import Emit, Item
 from gristmill.process.startup import thread_variables
+from gristmill.values import dataclass
 from gristmill.worker.heap import collect_rarely, keep_freed, use_jemalloc
 from gristmill.worker.recipe import LEAST_BEGUN, Recipe, most_begun
 
