@@ -29,7 +29,7 @@ else:
         return made if cls is None else made(cls)
 
 
-def _frozen(cls: type, *, frozen: bool, eq: bool = True, repr: bool = True, kw_only: bool = False) -> type:
+def _frozen(cls: type, *, frozen: bool, eq: bool = True, repr: bool = True, kw_only: bool = False) -> Any:
     own = dict(vars(cls))
     made: Any = dataclasses.dataclass(cls, init=False, repr=False, eq=False, kw_only=kw_only)
     shared: dict[str, Any] = {"__setattr__": _set, "__delattr__": _delete}
