@@ -3,7 +3,8 @@
 For each frozen class `dataclasses.dataclass` compiles six methods when its module is imported; with over 200 classes
 in a driver that was half of what importing this package took, in each process, though most of a run's classes are never
 made. Here `__init__` is compiled, by the standard library, when the first value is made, and the other five are
-functions that all classes share.
+functions that all classes share. Such a class is a base of others that are made here, or of plain ones, not of frozen
+ones of the standard library.
 """
 
 from __future__ import annotations
