@@ -95,7 +95,7 @@ lint: $(VENV)/.install
 	$(BIN)/mypy
 
 # What says within a minute and a half whether a change holds together: no model, no cluster, few processes.
-QUICK := tests/test_layout.py tests/job tests/jobfile tests/shards tests/commit tests/worker tests/typing
+QUICK := tests/test_layout.py tests/test_values.py tests/job tests/jobfile tests/shards tests/commit tests/worker tests/typing
 check: lint
 	$(BIN)/python -m pytest -q -n 2 --dist loadscope $(QUICK) $(ARGS)
 
