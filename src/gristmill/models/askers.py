@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from gristmill.models.asking import Asking
 from gristmill.models.batches import noted
 from gristmill.models.bill import Answer, BulkRow, KeptRow, ShardRow, TrialRow
 from gristmill.models.bulk import Bulk
-from gristmill.models.contract import Columns, Journal, Place, Prepared
+from gristmill.models.contract import Journal, Place, Prepared, Told
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import Coroutines
 from gristmill.models.paid import Paid, provided_by
@@ -64,24 +64,15 @@ class LoadedAsker(LoadedRows):
         self._bulks: dict[Journal, Bulk] = {}  # of attempts that are not over
         self._spec, self._limit = spec.call.args["spec"], place.limit
 
-    def begin(
-        self,
-        prepared: Prepared,
-        rows: np.ndarray,
-        answered: Callable[[], None],
-        journal: Journal | None = None,
-        places: Sequence[tuple[str, int]] | None = None,
-        planned: Columns | None = None,
-        proven: bool = True,
-    ) -> None:
+    def begin(self, prepared: Prepared, rows: np.ndarray, told: Told) -> None:
         """See RowModel."""
-        if journal is not None:
-            self._call.built.paid.shares(journal)
-        if planned is not None:  # there is a plan, for which first rows were answered
+        if told.journal is not None:
+            self._call.built.paid.shares(told.journal)
+        if told.planned is not None:  # there is a plan, for which first rows were answered
             self._call.built.paid.resumed()
-        if journal is not None and self._call.built.provided is None:
-            self._look(journal, answered, proven)
-        super().begin(prepared, rows, answered, journal, places, planned, proven)
+        if told.journal is not None and self._call.built.provided is None:
+            self._look(told.journal, told.answered, told.proven)
+        super().begin(prepared, rows, told)
 
     def bulk(self, journal: Journal, proven: bool = True) -> Bulk | None:
         """See BulkModel."""

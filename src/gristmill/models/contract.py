@@ -281,6 +281,22 @@ class Journal(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Told:
+    """Who is told of the answers of a RowModel, and what is known of them. `answered` is called after each, in any
+    thread, or whenever the model got on with some. What `journal` has is not asked for; it is given what is answered; without
+    one the rows are a trial: no answer from before is one to them. `places` are those of the rows that are in no shard
+    yet, of all in what was prepared. An answer that is not `planned` so is its row's failure. Unless the model is
+    `proven` to answer, it may leave rows out after many have failed and none was answered (Unasked).
+    """
+
+    answered: Callable[[], None]
+    journal: Journal | None = None
+    places: Sequence[tuple[str, int]] | None = None
+    planned: Columns | None = None
+    proven: bool = True
+
+
 @runtime_checkable
 class RowModel(Model, Protocol):
     """A loaded model that answers row by row and mostly waits, for an endpoint or a scheduler of its own: many rows are
@@ -293,22 +309,9 @@ class RowModel(Model, Protocol):
 
     by_user: bool
 
-    def begin(
-        self,
-        prepared: Prepared,
-        rows: np.ndarray,
-        answered: Callable[[], None],
-        journal: Journal | None = None,
-        places: Sequence[tuple[str, int]] | None = None,
-        planned: Columns | None = None,
-        proven: bool = True,
-    ) -> None:
-        """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. `answered`
-        is called after each answer, in any thread, or whenever a model got on with some. What `journal` has is not
-        asked for; it is given what is answered. Both serve `predict`, too, for rows that were not begun. Without a
-        journal the rows are a trial: no answer from before is one to them. `places` are those of the rows that are in
-        no shard yet, of all in `prepared`. An answer that is not `planned` so is its row's failure. Unless the model is
-        `proven` to answer, it may leave rows out after many have failed and none was answered (Unasked).
+    def begin(self, prepared: Prepared, rows: np.ndarray, told: Told) -> None:
+        """Ask for the rows at `rows` (int64 [k], ascending) after those begun before; called by one thread. What
+        `told` says serves `predict`, too, for rows that were not begun.
         """
         ...
 

@@ -26,7 +26,7 @@ from gristmill.models.asking import LETTERS, asks, estimated, reached
 from gristmill.models.bill import Answer, Bill
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.columns import check_columns
-from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
+from gristmill.models.contract import ModelInfo, Place, Prepared, Told
 from gristmill.models.conversation import Conversation, examples_of, letters, text_in
 from gristmill.models.conversion import to_batch
 from gristmill.models.generator import Generator, check_request
@@ -184,19 +184,10 @@ def estimate(spec: Prompt, rows: pa.Table) -> dict[str, float]:
 class LoadedPrompt(LoadedAsker):
     """A prompt at work; a RowModel."""
 
-    def begin(
-        self,
-        prepared: Prepared,
-        rows: np.ndarray,
-        answered: Callable[[], None],
-        journal: Journal | None = None,
-        places: Sequence[tuple[str, int]] | None = None,
-        planned: Columns | None = None,
-        proven: bool = True,
-    ) -> None:
+    def begin(self, prepared: Prepared, rows: np.ndarray, told: Told) -> None:
         """See RowModel."""
-        self._call.built.alive(answered)
-        super().begin(prepared, rows, answered, journal, places, planned, proven)
+        self._call.built.alive(told.answered)
+        super().begin(prepared, rows, told)
 
     @property
     def _may_ask_again(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -17,7 +17,7 @@ from gristmill.errors import BadOutput, GristmillError
 from gristmill.job.specs import FunctionModel
 from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import is_async
-from gristmill.models.contract import Columns, Journal, Place, Prepared
+from gristmill.models.contract import Columns, Journal, Place, Prepared, Told
 from gristmill.models.conversion import ROWS, to_batch
 from gristmill.models.firstanswers import FirstAnswers
 from gristmill.models.inflight import DROPPED, Answers, Coroutines, Flight, Raised, Threads
@@ -25,20 +25,6 @@ from gristmill.models.rowtypes import FORMAT, AnswerTypes, Checks, Misfit
 from gristmill.process.failure import EarlierFailure, SomeFailed, Unasked, failure_of
 from gristmill.process.ownership import own
 from gristmill.shards.counts import summed
-from gristmill.values import dataclass
-
-
-@dataclass(frozen=True)
-class Told:
-    """Who is told of answers: `answered` after each, and the journal, with the places of rows that are in no shard; and
-    what they are to be.
-    """
-
-    answered: Callable[[], None]
-    journal: Journal | None = None
-    places: Sequence[tuple[str, int]] | None = None
-    planned: Columns | None = None
-    proven: bool = True
 
 
 class Begun:
@@ -90,18 +76,8 @@ class LoadedRows(LoadedFunction):
             else Threads(function, place.at_once)
         )
 
-    def begin(
-        self,
-        prepared: Prepared,
-        rows: np.ndarray,
-        answered: Callable[[], None],
-        journal: Journal | None = None,
-        places: Sequence[tuple[str, int]] | None = None,
-        planned: Columns | None = None,
-        proven: bool = True,
-    ) -> None:
+    def begin(self, prepared: Prepared, rows: np.ndarray, told: Told) -> None:
         """See RowModel."""
-        told = Told(answered, journal, places, planned, proven)
         prepared.inputs.begun = Begun(rows, self._asked(prepared, rows, told), told)
 
     def works(self, prepared: Prepared, index: np.ndarray) -> bool:

@@ -20,7 +20,7 @@ from gristmill.models.askers import LoadedAsker, loaded
 from gristmill.models.asking import LETTERS, asks, estimated, reached
 from gristmill.models.bill import Answer, Bill
 from gristmill.models.columns import check_columns, is_text
-from gristmill.models.contract import Columns, Journal, ModelInfo, Place, Prepared
+from gristmill.models.contract import ModelInfo, Place, Prepared, Told
 from gristmill.models.conversion import to_batch
 from gristmill.models.generator import AT_ONCE
 from gristmill.models.llmfiles import LlmFiles, backend_of, find_llm
@@ -160,19 +160,10 @@ def _texts(spec: Score, row: Mapping[str, Any]) -> tuple[Sequence[str], bool]:
 class LoadedScores(LoadedAsker):
     """A Score at work; a RowModel."""
 
-    def begin(
-        self,
-        prepared: Prepared,
-        rows: np.ndarray,
-        answered: Callable[[], None],
-        journal: Journal | None = None,
-        places: Sequence[tuple[str, int]] | None = None,
-        planned: Columns | None = None,
-        proven: bool = True,
-    ) -> None:
+    def begin(self, prepared: Prepared, rows: np.ndarray, told: Told) -> None:
         """See RowModel."""
-        self._call.built.alive(answered)
-        super().begin(prepared, rows, answered, journal, places, planned, proven)
+        self._call.built.alive(told.answered)
+        super().begin(prepared, rows, told)
 
 
 class Rater:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from gristmill.arrow.casts import Lossy, fitted, is_list, together
 from gristmill.arrow.rows import picked
 from gristmill.errors import BadOutput
-from gristmill.models.contract import Columns, Journal, Model, Prepared, Refusal, RowModel
+from gristmill.models.contract import Columns, Journal, Model, Prepared, Refusal, RowModel, Told
 from gristmill.models.conversion import ROWS
 from gristmill.models.passthrough import same
 from gristmill.process.failure import SomeFailed
@@ -160,7 +160,8 @@ class Predict:
         places, proven = None, task.proven or careful or task.kind != "score"
         if task.kind == "probe":
             places = [row[:2] for row in window.identity.places(task.paths)]
-        self._model.begin(window.prepared, rows, answered, journal, places, self._columns(task), proven)
+        told = Told(answered, journal, places, self._columns(task), proven)
+        self._model.begin(window.prepared, rows, told)
 
     def _columns(self, task: Task) -> Columns | None:
         """The model's columns as planned. A post step may be given others, of which nothing is written."""
