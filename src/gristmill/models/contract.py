@@ -284,10 +284,10 @@ class Journal(Protocol):
 @dataclass(frozen=True)
 class Told:
     """Who is told of the answers of a RowModel, and what is known of them. `answered` is called after each, in any
-    thread, or whenever the model got on with some. What `journal` has is not asked for; it is given what is
-    answered; without one the rows are a trial: no answer from before is one to them. `places` are those of the rows
-    that are in no shard yet, of all in what was prepared. An answer that is not `planned` so is its row's failure. Unless the model is
-    `proven` to answer, it may leave rows out after many have failed and none was answered (Unasked).
+    thread, or whenever the model got on with some. What `journal` has is not asked for; it is given what is answered;
+    without one the rows are a trial: no answer from before is one to them. `places` are those of the rows that are in
+    no shard yet, of all in what was prepared. An answer that is not `planned` so is its row's failure. Unless the model
+    is `proven` to answer, it may leave rows out after many have failed and none was answered (Unasked).
     """
 
     answered: Callable[[], None]
