@@ -242,9 +242,7 @@ def test_a_plan_of_an_update_tells_what_may_be_asked(chat: ChatServer, tmp_path:
         rows = pa.table({"id": range(40 * n, 40 * (n + 1)), "text": [f"row {n} {k}" for k in range(40)]})
         pq.write_table(rows, tmp_path / "in" / f"{name}.parquet")
     asked = gm.Prompt("{{ text }}", "m", max_tokens=5)
-    job = gm.Job(
-        str(tmp_path / "in"), asked, gm.sink(tmp_path / "out", keep=["id"]), workers=0, update={"key": ["id"]}
-    )
+    job = gm.Job(str(tmp_path / "in"), asked, gm.sink(tmp_path / "out", keep=["id"]), workers=0, update={"key": ["id"]})
     job.run()
     assert job.plan().takes == {}
     pq.write_table(rows.slice(0, 25), tmp_path / "in" / "b.parquet")
