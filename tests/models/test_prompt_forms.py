@@ -235,6 +235,18 @@ def test_a_plan_tells_what_is_still_to_be_asked(chat: ChatServer, tmp_path: Path
     assert job().plan().takes["requests"] == pytest.approx(30)
 
 
+def test_no_time_is_told_by_one_row_s_answer(
+    chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """400 rows were taken to need a hundred times as long as they did, and missed deadlines."""
+    chat.set(answer="json", latency=0.3)
+    asked = gm.Prompt("{{ text }}", "m", returns={"n": "int64"}, concurrency=100)
+    rows = pa.table({"text": [f"row {n}" for n in range(400)]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    gm.Job(str(tmp_path / "rows.parquet"), asked, gm.sink(tmp_path / "out"), workers=1).run()
+    assert "by the first rows" not in capfd.readouterr().err
+
+
 def test_a_plan_of_an_update_tells_what_may_be_asked(chat: ChatServer, tmp_path: Path) -> None:
     """Of files that are as they were, nothing."""
     (tmp_path / "in").mkdir()
