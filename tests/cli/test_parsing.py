@@ -234,6 +234,16 @@ def test_every_option_has_a_line_of_help(name: str) -> None:
     assert all(p.help for p in COMMANDS[name].params if isinstance(p, click.Option))
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_tells_the_options_of_its_first_example(name: str) -> None:
+    """Also the short one."""
+    command = COMMANDS[name]
+    told, _, examples = CliRunner().invoke(command, ["--help"]).output.partition("Examples:")
+    first = shlex.split(command.examples.strip().splitlines()[0])
+    listed = {word.rstrip(",") for word in told.split()}
+    assert [word for word in first if word.startswith("-") and word not in listed] == [], examples
+
+
 def test_every_flag_is_a_field() -> None:
     """Flags derive from the frozen options: one that leads nowhere cannot be built."""
     for flag in (*common.COMMON, *common.EMBED, *common.CLASSIFY, *common.APPLY):

@@ -252,6 +252,28 @@ def test_what_a_dead_worker_had_kept_free_is_not_told_as_spent(tmp_path: Path, d
     assert (", or kept free by a worker that died" in asyncio.run(stopped())) is dies
 
 
+def test_what_workers_have_kept_free_that_are_there_is_not_said_to_be_of_one_that_died(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell: of several workers the others are named, too."""
+    monkeypatch.setattr(spending, "PATIENCE", 0.2)
+    monkeypatch.setattr(spending, "LOOK", 0.05)
+    spec = gm.Prompt(
+        "x", "m", base_url="http://127.0.0.1:1", price={"input": "1/token", "output": "0/token"}, max_cost=100.0
+    )
+
+    async def stopped() -> str:
+        first, second = (spending.Spending(spec, 0.5, Ending()) for _ in range(2))
+        for worker in (first, second):
+            worker.of(Allowance(str(tmp_path), "r", LOCAL))
+        await first.keep(lambda: 70.0)
+        with pytest.raises(RunFailed) as e:
+            await second.keep(lambda: 60.0)
+        return str(e.value)
+
+    assert ", or kept free by other workers, or by one that died, and what comes next" in asyncio.run(stopped())
+
+
 @pytest.mark.long
 def test_a_request_that_waits_long_for_its_turn_is_asked_once(
     chat: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

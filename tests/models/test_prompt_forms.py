@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadJob, BadModel, PlanChanged
+from gristmill.errors import BadJob, BadModel, PlanChanged, RunFailed
 from llmserver import ChatServer
 
 PNG = b"\x89PNG\r\n\x1a\n...."
@@ -211,6 +211,54 @@ def test_a_plan_estimates_what_the_prompts_take(chat: ChatServer, tmp_path: Path
     )
     assert said in done.stdout, done.stdout + done.stderr
     assert chat.told()["requests"] == 0
+
+
+def test_a_plan_tells_what_is_still_to_be_asked(chat: ChatServer, tmp_path: Path) -> None:
+    """Of a run that stopped at its max_cost about what is left, of one that is done nothing, of new files theirs."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"text": [f"row {n}" for n in range(200)]}), tmp_path / "in" / "a.parquet")
+    price = {"input": "1/token", "output": "0/token"}
+
+    def job(**more: Any) -> gm.Job:
+        asked = gm.Prompt("{{ text }}", "m", max_tokens=5, price=price, **more)
+        how: dict[str, Any] = {"shard_rows": 20, "workers": 0, "on_new_files": "append"}
+        return gm.Job(str(tmp_path / "in"), asked, gm.sink(tmp_path / "out"), **how)
+
+    assert job().plan().takes["requests"] == pytest.approx(200)
+    with pytest.raises(RunFailed, match="max_cost 250"):
+        job(max_cost=250.0).run()
+    assert 60 < job().plan().takes["requests"] < 140
+    job().run()
+    plan = job().plan()
+    assert plan.idle and plan.takes == {}
+    pq.write_table(pa.table({"text": [f"new {n}" for n in range(30)]}), tmp_path / "in" / "b.parquet")
+    assert job().plan().takes["requests"] == pytest.approx(30)
+
+
+def test_no_time_is_told_by_one_row_s_answer(
+    chat: ChatServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """400 rows were taken to need a hundred times as long as they did, and missed deadlines."""
+    chat.set(answer="json", latency=0.3)
+    asked = gm.Prompt("{{ text }}", "m", returns={"n": "int64"}, concurrency=100)
+    rows = pa.table({"text": [f"row {n}" for n in range(400)]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    gm.Job(str(tmp_path / "rows.parquet"), asked, gm.sink(tmp_path / "out"), workers=1).run()
+    assert "by the first rows" not in capfd.readouterr().err
+
+
+def test_a_plan_of_an_update_tells_what_may_be_asked(chat: ChatServer, tmp_path: Path) -> None:
+    """Of files that are as they were, nothing."""
+    (tmp_path / "in").mkdir()
+    for n, name in enumerate("ab"):
+        rows = pa.table({"id": range(40 * n, 40 * (n + 1)), "text": [f"row {n} {k}" for k in range(40)]})
+        pq.write_table(rows, tmp_path / "in" / f"{name}.parquet")
+    asked = gm.Prompt("{{ text }}", "m", max_tokens=5)
+    job = gm.Job(str(tmp_path / "in"), asked, gm.sink(tmp_path / "out", keep=["id"]), workers=0, update={"key": ["id"]})
+    job.run()
+    assert job.plan().takes == {}
+    pq.write_table(rows.slice(0, 25), tmp_path / "in" / "b.parquet")
+    assert job.plan().takes["requests"] == pytest.approx(25)
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from gristmill.models.pace import Beat
 
 SENDER = """
 import asyncio, sys, time
@@ -87,3 +90,34 @@ def test_one_that_is_stopped_holds_nobody_up(tmp_path: Path) -> None:
     finally:
         other.kill()
         other.communicate()
+
+
+@pytest.mark.parametrize("workers", [2, 8, 40])
+@pytest.mark.parametrize("rate", [60, 120, 3000])
+def test_turns_that_are_given_back_are_nobody_elses(workers: int, rate: int) -> None:
+    """Several workers have their turns at once, and a part of them is not sent after all: no second has more than its
+    share of the rate.
+    """
+    for seed, unused in enumerate([0.1, 0.5, 0.9]):
+        drawn, beat, now = random.Random(seed), Beat(rate), 1.0
+        sent: list[float] = []
+        turns = [beat.turn(now) for _ in range(workers)]
+        while now < 15.0:
+            turn = min(turns)
+            turns.remove(turn)
+            now = max(now, turn) + 1e-5
+            beat.left(turn, now)
+            if drawn.random() < unused:
+                beat.unsent(now)
+            else:
+                sent.append(now)
+            turns.append(beat.turn(now))
+        assert (1 - unused) * rate / 60 * 10 < len(sent) and most(sent) <= rate / 60
+
+
+def test_a_turn_of_long_ago_is_not_given_back() -> None:
+    """What others have sent since is not taken for it."""
+    beat, other = Beat(600), Beat(600)
+    first, *_ = [(beat.turn(1.0), other.turn(1.0))[0] for _ in range(60)]
+    beat.unsent(first)
+    assert [beat.turn(1.0) for _ in range(30)] == [other.turn(1.0) for _ in range(30)]

@@ -70,11 +70,20 @@ def test_half_of_a_gpus_first_rows_are_to_warm_up(job: tuple[planning.Resolved, 
 
 def test_the_rate_of_first_rows_leaves_out_warming_up() -> None:
     """512 rows in 2 s, of which the first 256 took 1.9 s: 2,560 a second; where all were for that, what they took."""
-    r: Any = SimpleNamespace(job=SimpleNamespace(steps=()))
+    r: Any = SimpleNamespace(job=SimpleNamespace(steps=()), info=SimpleNamespace(asks="", at_once=0))
     figures = {"model_seconds": 2.0, "warmup_seconds": 1.9, "warmup_rows": 256.0}
     assert probe.rate(r, {"ok": 512, "figures": figures}) == pytest.approx(2560)
     assert probe.rate(r, {"ok": 256, "figures": figures}) == pytest.approx(128)
     assert probe.rate(r, {"ok": 512, "figures": {"model_seconds": 2.0}}) == pytest.approx(256)
+
+
+@pytest.mark.parametrize(("asks", "at_once", "known"), [("http://a/v1", 1, False), ("", 65, False), ("", 64, True)])
+def test_first_rows_of_a_model_that_answers_row_by_row_tell_a_rate_if_they_are_many(
+    asks: str, at_once: int, known: bool
+) -> None:
+    """One row's answer says nothing of many at a time; an endpoint may be away for the moment."""
+    r: Any = SimpleNamespace(job=SimpleNamespace(steps=()), info=SimpleNamespace(asks=asks, at_once=at_once))
+    assert probe.rate(r, {"ok": 64, "figures": {"model_seconds": 2.0}}) == (32.0 if known else None)
 
 
 def test_more_first_rows_on_a_gpu(job: tuple[planning.Resolved, Recipe]) -> None:

@@ -147,7 +147,7 @@ gristmill prompt reviews/ short/ --prompt 'In five words: {{ text }}' --model mo
 @click.command(cls=Command, examples=PROMPT)
 @SOURCES
 @SINK
-@words.option("--prompt", group="Model", metavar="TEMPLATE|@FILE",
+@words.option("--prompt", group="Model", usual=True, metavar="TEMPLATE|@FILE",
               help="The prompt: a Jinja template over the row's columns, as {{ text }}, or a file of it")  # fmt: skip
 @words.option("--model", "model_path", group="Model", required=True, metavar="NAME|PATH",
               help="The language model: its name at the endpoint, or a folder or .gguf file")  # fmt: skip

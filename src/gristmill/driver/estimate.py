@@ -15,9 +15,9 @@ from gristmill.worker.pieces import blocks, reading
 PLACES, EACH = 5, 50  # how many rows are read, at how many places of the source
 
 
-def estimate(r: Resolved) -> Mapping[str, float]:
-    """Requests, tokens and dollars (models.contract.USED) of all rows, if they are like those looked at; empty where
-    that cannot be told: for models without requests, and where steps make the rows.
+def estimate(r: Resolved, left: float | None = None) -> Mapping[str, float]:
+    """Requests, tokens and dollars (models.contract.USED) of all rows, or of about so many that are `left`, if they are
+    like those looked at; empty where that cannot be told: for models without requests, and where steps make the rows.
     """
     if r.job.steps or not kinds.estimates(r.model):
         return {}
@@ -27,7 +27,8 @@ def estimate(r: Resolved) -> Mapping[str, float]:
         return {}
     if not read:
         return {}
-    share = (r.rows if r.rows is not None else r.estimated_rows) / read
+    every = r.rows if r.rows is not None else r.estimated_rows
+    share = (every if left is None else min(left, every)) / read
     return {name: value * share for name, value in kinds.estimate(r.model, rows).items()}
 
 

@@ -200,9 +200,13 @@ def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[
 
 def rate(r: planning.Resolved, answer: Mapping[str, Any]) -> float | None:
     """Rows a second of one worker, by a probe's answer. The slower stage sets the pace: without steps that is the
-    model, as opening a file must not count as work. What a GPU's first calls took is left out.
+    model, as opening a file must not count as work. What a GPU's first calls took is left out. None where a probe does
+    not tell it: an endpoint finds out how many it answers at a time, and may be away for the moment; others that answer
+    row by row tell it by as many rows as they answer at a time.
     """
     figures, rows = answer["figures"], answer["ok"]
+    if r.info.asks or rows < r.info.at_once:
+        return None
     model, warmed = figures.get("model_seconds", 0.0), rows - figures.get("warmup_rows", 0.0)
     each = [figures.get("prepare_seconds", 0.0) / rows] if r.job.steps and rows else []
     if warmed > 0:

@@ -115,18 +115,38 @@ def at_most(held: Held, r: Resolved) -> str:
     """How many rows an update scores at most, by what files alone tell, as a clause."""
     if r.more:
         return "how many that are is known once a run has read them"
-    before = held.inputs(held.members(), r)
-    same = {path for path, digest in r.fingerprint.inputs.items() if before.get(path) == digest}
-    spans = [(r.files[f], a, b) for f, a, b in r.selection.ranges.tolist()]
-    if not same or not spans:
+    same = _as_they_were(held, r)
+    if (rows := _in_others(r, same)) is None:
         return "no file is as it was, so that how many rows that are is known once they are read: estimates are of all"
-    rows = sum(shard.estimated_rows(f, a, b) for f, a, b in spans if f.file.path not in same)
-    dead = ", and the dead ones" if held.latest is not None and held.latest.body.rows_dead else ""
+    dead = ", and the dead ones" if _dead(held) else ""
     of = units.count(round(r.estimated_rows))
     return (
         f"{units.count(len(same))} of {units.plural(len(r.files), 'file is as it was', 'files are as they were')}, so "
         f"that at most {units.count(round(rows))} of {of} rows{dead} are scored"
     )
+
+
+def rows_at_most(held: Held, r: Resolved) -> float | None:
+    """The rows that an update scores at most, by what files alone tell; None if they do not."""
+    rows = None if r.more else _in_others(r, _as_they_were(held, r))
+    return None if rows is None else rows + _dead(held)
+
+
+def _as_they_were(held: Held, r: Resolved) -> set[str]:
+    before = held.inputs(held.members(), r)
+    return {path for path, digest in r.fingerprint.inputs.items() if before.get(path) == digest}
+
+
+def _in_others(r: Resolved, same: set[str]) -> float | None:
+    """About how many rows are in files that are not the `same`; None if none is."""
+    spans = [(r.files[f], a, b) for f, a, b in r.selection.ranges.tolist()]
+    if not same or not spans:
+        return None
+    return sum(shard.estimated_rows(f, a, b) for f, a, b in spans if f.file.path not in same)
+
+
+def _dead(held: Held) -> int:
+    return 0 if held.latest is None else held.latest.body.rows_dead
 
 
 def missed(held: Held, r: Resolved, gone: Callable[[], int | None]) -> str:

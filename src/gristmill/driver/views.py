@@ -129,7 +129,11 @@ def plan(spec: JobSpec) -> PlanView:
         elif held is not None and not refused:
             gates += _held_back(spec, held)
         stores = _stores(spec, held, r, refused)
-        takes = estimate(r)
+        left = 0.0 if held is None or refused else selection.left(held, r, append)
+        idle = held is not None and not refused and not left and "nothing to do" in sink
+        if spec.update is not None and held is not None and "which a run updates" in sink:
+            left = updating.rows_at_most(held, r) or left
+        takes = {} if idle else estimate(r, left or None)
         if held is not None and spec.update is not None:
             gates += filter(None, [updating.missed(held, r, lambda: 0)])  # rows are not read yet
             sink = "; ".join(filter(None, [sink, updating.at_most(held, r) if "which a run updates" in sink else ""]))
@@ -165,8 +169,7 @@ def plan(spec: JobSpec) -> PlanView:
         timed or rows is None or bool(r.more), r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
-        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None),
-        held is not None and not stopped and not selection.left(held, r, append) and "nothing to do" in sink,
+        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None), idle,
     )  # fmt: skip
 
 

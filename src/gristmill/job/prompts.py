@@ -82,7 +82,7 @@ class Prompt:
     api: Annotated[Api, Help("The form of requests: chat, completions (of a text), responses, or messages")] = "chat"
     output: Annotated[str, OUTPUT] = "answer"
     returns: Annotated[Mapping[str, Any] | type[Any] | str | None, RETURNS] = None
-    choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts")] = None
+    choices: Annotated[tuple[str, ...] | None, Help("The answer is one of these texts", usual=True)] = None
     temperature: Annotated[
         float | None, Range("give a number of at least 0", least=0), Help("0: the likeliest token each time")
     ] = None

@@ -444,7 +444,9 @@ class SklearnModel:
         str, Help("A saved scikit-learn estimator (skops; joblib or pickle with allow_pickle and sha256)", flag=None)
     ]
     features: Annotated[tuple[str, ...] | None, _FEATURES] = None
-    method: Annotated[str, Help("predict, predict_proba, decision_function or transform", "NAME")] = "predict"
+    method: Annotated[str, Help("predict, predict_proba, decision_function or transform", "NAME", usual=True)] = (
+        "predict"
+    )
     label: Annotated[
         str | int | float | bool | None,
         Help("With predict_proba: write the probability of this class alone, as one number", "CLASS"),

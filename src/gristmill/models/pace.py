@@ -102,23 +102,26 @@ class Beat(Pace):
             self._put(begin)
         return begin
 
-    @property
-    def last(self) -> int:
-        """The number of the unit that had its turn last."""
-        return int(self._numbers[2]) - 1
-
-    def left(self, number: int, at: float) -> None:
-        """The unit of that number was sent then, later than at its turn."""
-        if self._share:
+    def left(self, turn: float, at: float) -> None:
+        """The unit that had this turn was sent then, later."""
+        if (number := self._number(turn)) is not None:
             self._numbers[self._place(number)] = at
 
-    def unsent(self, number: int) -> None:
-        """The unit of that number is not sent after all: another one may be, instead."""
-        if self._share and number <= self.last:
+    def unsent(self, at: float) -> None:
+        """The unit that had this turn, or that `left` then, is not sent after all: another one may be, instead."""
+        if (number := self._number(at)) is not None:
             self.more(-1.0)
-            for later in range(number, self.last):
+            for later in range(number, int(self._numbers[2]) - 1):
                 self._numbers[self._place(later)] = self._numbers[self._place(later + 1)]
             self._numbers[2] -= 1
+
+    def _number(self, at: float) -> int | None:
+        """The number of the last unit of that time, which no other one's end changes: numbers are those of whichever
+        units are left. None if it was long ago.
+        """
+        sent = int(self._numbers[2]) if self._share else 0
+        those = range(sent - 1, max(-1, sent - 1 - (len(self._numbers) - 3)), -1)
+        return next((number for number in those if self._numbers[self._place(number)] == at), None)
 
     def _put(self, at: float) -> None:
         self._numbers[self._place(int(self._numbers[2]))] = at

@@ -252,7 +252,7 @@ class Spending:
         assert self._purse is not None
         kept, others = self._purse.reserved, ""
         if self._purse.left_behind > TINY * self._purse.total:
-            others = "by a worker that died" if self.alone else "by other workers, one that died included"
+            others = "by a worker that died" if self.alone else "by other workers, or by one that died"
         self._ending.stop(
             RunFailed(
                 f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent"

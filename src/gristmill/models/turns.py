@@ -33,7 +33,7 @@ class Turns:
         self._shared: Shared | None = None
         self._opened = False
         self._more = 0.0  # tokens that were used, and are not taken yet
-        self._unsent: list[int] = []  # numbers of units that were not, which are not given back yet
+        self._unsent: list[float] = []  # times of units that were not sent, which are not given back yet
         self._rests = 0.0  # until when nothing is sent
         self.most = self._tokens.most  # tokens that are waited for
 
@@ -67,48 +67,55 @@ class Turns:
         with self._held() as there:
             if there:
                 self._tokens.more(self._more)
-                for number in self._unsent:
-                    self._requests.unsent(number)
+                for at in self._unsent:
+                    self._requests.unsent(at)
                 self._more, self._unsent = 0.0, []
 
-    def unsent(self, number: int, tokens: float) -> None:
-        """A request whose turn had come, with this number, is not sent."""
-        self._unsent.append(number)
+    def unsent(self, at: float, tokens: float) -> None:
+        """A request whose turn had come, at that time, is not sent."""
+        self._unsent.append(at)
         self.more(-tokens)
 
-    async def take(self, tokens: float) -> int:
-        """Returns when a request of about so many tokens may be sent, with the number of its turn. Raises the reason if
-        all is over.
+    async def take(self, tokens: float) -> float:
+        """Returns when a request of about so many tokens may be sent, with the time of its turn, by which it is known.
+        Raises the reason if all is over.
         """
         if self._rates == (None, None) and self._rests <= time.monotonic():
-            return -1
+            return 0.0
         async with self._queue:  # one after the other: what a stall held up does not leave all at once
             self._ending.go_on()
             while (wait := self._wait()) > 0:  # less, once answers are shorter than they might be
                 await self._ending.sleep(min(wait, LOOK))
-            begin, number = await self._turn(tokens)
+            turn, begin = await self._turn(tokens)
             try:
                 while (left := begin - (now := time.monotonic())) > 0:
                     await self._ending.sleep(left)
             except BaseException:
-                self.unsent(number, tokens)
+                self.unsent(turn, tokens)
                 raise
-            self._requests.left(number, now)
-            return number
+            return self._left(turn, now)
+
+    def _left(self, turn: float, now: float) -> float:
+        """The time by which a request is known that is sent now."""
+        with self._held() as there:
+            if there:
+                self._requests.left(turn, now)
+                return now
+        return turn
 
     def _wait(self) -> float:
         now = time.monotonic()
         return max(self._rests - now, self._tokens.wait(now))
 
-    async def _turn(self, tokens: float) -> tuple[float, int]:
-        """When it may be sent, and the number of its unit (see Beat)."""
+    async def _turn(self, tokens: float) -> tuple[float, float]:
+        """Its turn by the limit of requests, and when it may be sent."""
         until = time.monotonic() + PATIENCE
         while True:
             with self._held() as there:
                 if there:
                     now = time.monotonic()
-                    begin = max(self._requests.turn(now), self._tokens.turn(now, tokens))
-                    return begin, self._requests.last
+                    turn = self._requests.turn(now)
+                    return turn, max(turn, self._tokens.turn(now, tokens))
             if time.monotonic() > until:  # whoever has it is stopped, and sends nothing
                 self._leave()
             await self._ending.sleep(AGAIN)
