@@ -12,7 +12,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.driver import devices, planning
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.job.options import EngineSpec
 from gristmill.process import machine
 from gristmill.worker.stages import ShardStages

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import gristmill as gm
-from gristmill.driver.planning import fingerprint_of
+from gristmill.driver.jobfingerprint import fingerprint_of
 from gristmill.fingerprint.digests import Fingerprint, differences
 from gristmill.job.annotations import options_of
 from gristmill.job.delivery import Delivery

@@ -18,7 +18,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 
 import gristmill as gm
-from gristmill.driver.planning import QUICK_FEATURES, budget_of
+from gristmill.driver.sizes import QUICK_FEATURES, budget_of
 from gristmill.fingerprint.diskcache import file_digest
 from gristmill.job.options import BatchPlan, Running
 from gristmill.job.specs import SklearnModel

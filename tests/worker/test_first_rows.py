@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.driver import planning, probe, shipping
+from gristmill.driver import planning, probe, shipping, sizes
+from gristmill.driver.resolved import Resolved
 from gristmill.files.disk import LocalFiles
 from gristmill.models import kinds
 from gristmill.shards.shard import Shard
@@ -24,21 +25,21 @@ ROWS = 3000
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, minilm_int8: Path) -> tuple[planning.Resolved, Recipe]:
+def job(tmp_path_factory: pytest.TempPathFactory, minilm_int8: Path) -> tuple[Resolved, Recipe]:
     """A text model over short texts, and what its workers are given."""
     folder = tmp_path_factory.mktemp("first")
     pq.write_table(pa.table({"t": [f"row {i}" for i in range(ROWS)]}), folder / "t.parquet")
     model = gm.TextEmbedder(model=str(minilm_int8), text="t")
     spec = gm.Job(source=str(folder / "t.parquet"), model=model, sink=str(folder / "out"), workers=1).spec
     found = planning.resolve(spec)
-    return found, shipping.recipe(found, spec.sink, LocalFiles(), planning.budget_of(found))
+    return found, shipping.recipe(found, spec.sink, LocalFiles(), sizes.budget_of(found))
 
 
-def task(r: planning.Resolved, kind: Any, number: int = 0) -> Task:
+def task(r: Resolved, kind: Any, number: int = 0) -> Task:
     return Task(kind, Shard(number, shipping.pieces(r, ROWS)), rows=ROWS)
 
 
-def test_only_the_first_shard_begins_with_a_small_window(job: tuple[planning.Resolved, Recipe]) -> None:
+def test_only_the_first_shard_begins_with_a_small_window(job: tuple[Resolved, Recipe]) -> None:
     """The model gets work while the first shard's next window is read; later shards are read while it has some."""
     resolved, recipe = job
     model = kinds.open(recipe.model, recipe.place)
@@ -52,7 +53,7 @@ def test_only_the_first_shard_begins_with_a_small_window(job: tuple[planning.Res
     assert windows[2][0] > FIRST_WINDOW
 
 
-def test_half_of_a_gpus_first_rows_are_to_warm_up(job: tuple[planning.Resolved, Recipe]) -> None:
+def test_half_of_a_gpus_first_rows_are_to_warm_up(job: tuple[Resolved, Recipe]) -> None:
     """They are told apart from the others, each in batches of its own, and every row is answered once; on a CPU, and in
     a shard, none are.
     """
@@ -86,7 +87,7 @@ def test_first_rows_of_a_model_that_answers_row_by_row_tell_a_rate_if_they_are_m
     assert probe.rate(r, {"ok": 64, "figures": {"model_seconds": 2.0}}) == (32.0 if known else None)
 
 
-def test_more_first_rows_on_a_gpu(job: tuple[planning.Resolved, Recipe]) -> None:
+def test_more_first_rows_on_a_gpu(job: tuple[Resolved, Recipe]) -> None:
     """A GPU takes as long for a few rows as for one, which tells nothing of its rate."""
     resolved, recipe = job
     counts = []

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.topython import to_plain
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.errors import BadModel
 from gristmill.job.specs import EXPORTED, TextSpec, changed
 from gristmill.process import machine

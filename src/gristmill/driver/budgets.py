@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from gristmill.commit.documents import BatchRecord
-from gristmill.driver import planning
-from gristmill.driver.planning import Resolved
+from gristmill.driver import sizes
+from gristmill.driver.resolved import Resolved
 from gristmill.fingerprint import digests, diskcache
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import SEALED
@@ -35,7 +35,7 @@ LEAST_ROWS = 2000  # with fewer, nothing is tried: the sweep would take most of 
 
 def chosen(r: Resolved, planned: BatchRecord | None = None) -> BatchPlan:
     """The budget for a run of a resolved job; `planned` is what its plan stores."""
-    plain = planning.budget_of(r)
+    plain = sizes.budget_of(r)
     running = r.job.running
     if (running.batch_tokens if plain.by_tokens else running.batch_rows) != "auto":
         return plain
@@ -81,7 +81,7 @@ def recall(r: Resolved) -> int | None:
 
 def rate(r: Resolved) -> float | None:
     """Rows a second of all workers, as `tune` or a sweep found; None where budgets, and so rates, are of tokens."""
-    if planning.budget_of(r).by_tokens:
+    if sizes.budget_of(r).by_tokens:
         return None
     try:
         found = [float(x) for x in json.loads(_note(r).read_text(encoding="utf-8"))["rates"].values()]

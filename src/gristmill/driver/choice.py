@@ -13,7 +13,7 @@ from gristmill.commit.publication import Publication
 from gristmill.driver import backends, budgets, pinning, selection, sourcecheck, updating
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.opening import Opened
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.runlog import RunLog
 from gristmill.fingerprint.selfwritten import Watch
 from gristmill.job.options import BatchPlan

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.shipping import pieces, reader
 from gristmill.errors import BadSource
 from gristmill.models import kinds

@@ -13,7 +13,7 @@ import pyarrow as pa
 from gristmill.commit import journal
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.inherited import INHERITED
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.values import dataclass
 
 Place = tuple[int, int, int]  # file, start and stop of a range

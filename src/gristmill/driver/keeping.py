@@ -20,11 +20,11 @@ from gristmill.commit.fates import KEPT, SCORED
 from gristmill.commit.generation import Generation, Plan, decode_schema, encode_schema
 from gristmill.commit.keptindex import Shelf
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.driver import inheriting, planning, probe, shipping, updating
+from gristmill.driver import inheriting, probe, shipping, sizes, updating
 from gristmill.driver.choice import Chosen
 from gristmill.driver.inheriting import Left, Place
-from gristmill.driver.planning import Resolved
 from gristmill.driver.probe import Planned
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.selection import Held
 from gristmill.files.disk import join
 from gristmill.shards import shard
@@ -210,9 +210,9 @@ def _shards(
     unfinished ones were.
     """
     r = at.resolved
-    rows = planning.shard_rows(r, None)
-    sizes = [int(n) for b in bases for n in _rows_of(b.plan)]
-    rows = min(rows, max(sizes)) if sizes and r.job.running.shard_rows == "auto" else rows
+    rows = sizes.shard_rows(r, None)
+    before = [int(n) for b in bases for n in _rows_of(b.plan)]
+    rows = min(rows, max(before)) if before and r.job.running.shard_rows == "auto" else rows
     known: dict[tuple[int, int], Piece] = {x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges}
     known.update(_adoptable(at, bases, beside))
     out: list[tuple[int, int, int, int, int]] = []

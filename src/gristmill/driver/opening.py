@@ -14,7 +14,7 @@ from gristmill.commit import inspections, onefile, publication
 from gristmill.commit import publish as publishing
 from gristmill.driver import pinning, planning, warmup
 from gristmill.driver.apart import check_other
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
 from gristmill.files import roots

@@ -15,7 +15,7 @@ from typing import Any
 
 from gristmill.commit import generation as generations
 from gristmill.driver.forecast import Forecast, Pace, foreseen
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.errors import CorruptStore, NewerFormat
 from gristmill.files.contract import Files
 from gristmill.files.disk import join

@@ -16,8 +16,9 @@ from gristmill.commit.documents import PlanDocument
 from gristmill.commit.generation import Plan
 from gristmill.commit.inherited import Inherited
 from gristmill.commit.keptindex import Kept
-from gristmill.driver import budgets, delivering, drifting, indexing, planning, shipping, sourcecheck
+from gristmill.driver import budgets, delivering, drifting, indexing, shipping, sizes, sourcecheck
 from gristmill.driver.choice import Chosen
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.retrydead import Only
 from gristmill.errors import RunFailed
 from gristmill.files.disk import join
@@ -154,7 +155,7 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     if not first_rows(at):
         answer = {**answer, **_known(at)}
     shipping.check_columns(r, at.sink, answer)
-    table = shard.cut(r.files, r.selection, planning.shard_rows(r, rate(r, answer)), max(1, r.workers))
+    table = shard.cut(r.files, r.selection, sizes.shard_rows(r, rate(r, answer)), max(1, r.workers))
     about = described(
         at,
         output_schema=_schema(at, answer["schema"]),
@@ -198,7 +199,7 @@ def written(at: Chosen, about: PlanDocument, table: pa.Table, columns: Iterable[
     return Planned.made(at, plan)
 
 
-def rate(r: planning.Resolved, answer: Mapping[str, Any]) -> float | None:
+def rate(r: Resolved, answer: Mapping[str, Any]) -> float | None:
     """Rows a second of one worker, by a probe's answer. The slower stage sets the pace: without steps that is the
     model, as opening a file must not count as work. What a GPU's first calls took is left out. None where a probe does
     not tell it: an endpoint finds out how many it answers at a time, and may be away for the moment; others that answer

@@ -14,7 +14,7 @@ from gristmill.commit.generation import generations, pending, sink_of
 from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import live_of
 from gristmill.commit.receipt import Receipt
-from gristmill.driver import budgets, delivering, drifting, indexing, planning, summary, updatecounts, updating
+from gristmill.driver import budgets, delivering, drifting, indexing, jobfingerprint, summary, updatecounts, updating
 from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.drifting import Compared, Staged
@@ -86,7 +86,7 @@ def published(s: Scored) -> Published:
         own = live_of(s.generation, joined)
     rows = whole.live + own
     index = indexing.made(s, s.plan.about, rows, whole.generations)
-    reducer = planning.reducer(s.spec)
+    reducer = jobfingerprint.reducer(s.spec)
     if reducer is not None:
         from gristmill.result.reduction import Reduction
 
@@ -128,7 +128,7 @@ def _reduced_anew(at: Opened) -> None:
     """Where the job's `reduce` is not what the published result was reduced by, or a file that it made is lost: run it
     on that, and publish the same rows with its files. Raises SinkBusy if another run publishes meanwhile.
     """
-    reducer, result = planning.reducer(at.spec), publication.published(at.root, at.files)
+    reducer, result = jobfingerprint.reducer(at.spec), publication.published(at.root, at.files)
     made_before = result.live().of("reduced")
     there = sizes_of(at.root, {f.name for f in made_before}, at.files)
     lost = [f.name for f in made_before if there.get(f.name) != f.bytes]
@@ -255,7 +255,7 @@ def _audited(s: Scored, whole: Whole) -> None:
         reading.opener(root, live, files),
         lambda: reading.dataset_of(root, files, parts, about),
     )
-    for refused in gates.refusals(planning.audits(s.spec), staged):
+    for refused in gates.refusals(jobfingerprint.audits(s.spec), staged):
         if not s.verbs.accept:
             ways = "the same job again with --accept (accept=True) publishes it anyway"
             named = [refused.partition(":")[0]]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.commit import publication
 from gristmill.commit.generation import Generation, sources_of
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.selection import ACCEPT, RESTART, RETRY, Choice, Held, as_it_is, before_others, compared, paid
 from gristmill.driver.sourcecheck import owned
 from gristmill.errors import BadJob, PlanChanged

@@ -16,8 +16,8 @@ from gristmill.commit.generation import Generation
 from gristmill.commit.ledger import Ledger
 from gristmill.commit.publication import Publication
 from gristmill.driver import sourcecheck
-from gristmill.driver.planning import Resolved
 from gristmill.driver.progressnote import last_said
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.tally import used
 from gristmill.errors import BadSource, CorruptStore, PlanChanged
 from gristmill.files.contract import Files

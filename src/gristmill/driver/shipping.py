@@ -16,7 +16,7 @@ from gristmill.commit.documents import Matched, ModelRecord, RunsOn
 from gristmill.commit.publication import Publication
 from gristmill.driver.backends import text_model
 from gristmill.driver.jobcolumns import implied
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.fingerprint import digests

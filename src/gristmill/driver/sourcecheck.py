@@ -30,7 +30,8 @@ from gristmill.commit.generation import (
     stored_inputs,
     stored_reads,
 )
-from gristmill.driver.planning import Resolved, selected
+from gristmill.driver.jobsource import selected
+from gristmill.driver.resolved import Resolved
 from gristmill.errors import BadSource, GristmillError
 from gristmill.fingerprint import digests
 from gristmill.job.job import COPY, HELD, Source

@@ -8,7 +8,7 @@ from dataclasses import replace
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
 from gristmill.commit.generation import Generation
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.selection import Choice, Held, chosen, compared, paid
 from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.files.contract import Files

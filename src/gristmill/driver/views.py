@@ -32,6 +32,7 @@ from gristmill.driver import (
     runrecord,
     selection,
     shipping,
+    sizes,
     sourcecheck,
     tally,
     updating,
@@ -40,6 +41,7 @@ from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
 from gristmill.driver.forecast import Forecast, by_rate
 from gristmill.driver.progressnote import last_said
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
 from gristmill.errors import GateFailed, PlanChanged, RunFailed
@@ -110,7 +112,7 @@ def plan(spec: JobSpec) -> PlanView:
         held = _held(spec)
         pinned = None if held is None else pinning.looked_at(spec, held.root, held.files, folder, COPIED)
 
-        def resolved(spec: JobSpec) -> planning.Resolved:
+        def resolved(spec: JobSpec) -> Resolved:
             if held is None:
                 return planning.resolve(spec, folder, first=COPIED)
             return opening.resolved(spec, held.root, held.files, folder, pinned, first=COPIED)
@@ -141,7 +143,7 @@ def plan(spec: JobSpec) -> PlanView:
     after = [(store.problem, store.exit_code) for store in stores if store.problem and not store.before]
     stopped = [(refused, PlanChanged.exit_code)] if refused else []
     problems = [*before, *((line, GateFailed.exit_code) for line in gates), *stopped, *after]  # as a run meets them
-    rows, each = r.rows, planning.shard_rows(r, None)
+    rows, each = r.rows, sizes.shard_rows(r, None)
     table = shard.cut(r.files, r.selection, each, max(1, r.workers))
     shards = shard.count(table) if not r.more else -(-(rows or 0) // each)
     given = r.schema.names if r.columns is None else r.columns
@@ -156,7 +158,7 @@ def plan(spec: JobSpec) -> PlanView:
     if spec.sink is not None:
         output = [(n, "string") for n in [spec.sink.row_id] if n] + output
         output += [(n, "string") for n in [spec.sink.model_version] if n]
-    timed = r.bytes > planning.UNTIMED_BYTES and spec.running.shard_rows == "auto"
+    timed = r.bytes > sizes.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
     notes += [f"{one.asked} is {one}" for one in r.registered]
     if r.more:
@@ -173,7 +175,7 @@ def plan(spec: JobSpec) -> PlanView:
     )  # fmt: skip
 
 
-def _forecast(spec: JobSpec, held: Held | None, r: planning.Resolved, append: bool) -> Forecast | None:
+def _forecast(spec: JobSpec, held: Held | None, r: Resolved, append: bool) -> Forecast | None:
     """How long a run would take, over the rows that the sink has not; None if that is not known."""
     if spec.sink is None or spec.source.data is not None:
         return None
@@ -226,7 +228,7 @@ def _held_back(spec: JobSpec, held: Held) -> list[str]:
     return [drifting.refused(found, begun)] if found.failed else []
 
 
-def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str) -> list[delivering.Foreseen]:
+def _stores(spec: JobSpec, held: Held | None, r: Resolved, refused: str) -> list[delivering.Foreseen]:
     """What the job's deliveries would find; `refused` tells that the sink's rows are not those of this job."""
     if not spec.deliver or spec.sink is None:
         return []
@@ -239,7 +241,7 @@ def _stores(spec: JobSpec, held: Held | None, r: planning.Resolved, refused: str
     return delivering.foreseen(spec.deliver, spec.source, generation, (number,), about)
 
 
-def _written(spec: JobSpec, r: planning.Resolved) -> Described | None:
+def _written(spec: JobSpec, r: Resolved) -> Described | None:
     """What a plan would record of the rows; None if only running the code can tell their columns."""
     if spec.sink is None or not shipping.foreknown(r):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
-from gristmill.driver.planning import Resolved
+from gristmill.driver.resolved import Resolved
 from gristmill.engines.registry import open_engine
 from gristmill.errors import RunFailed
 from gristmill.process.messages import DONE, WAIT, Death, Event, Item, Outcome, Signal, Started

@@ -11,8 +11,8 @@ from dataclasses import field, replace
 
 import numpy as np
 
-from gristmill.driver import backends, budgets, planning
-from gristmill.driver.planning import Resolved
+from gristmill.driver import backends, budgets, planning, sizes
+from gristmill.driver.resolved import Resolved
 from gristmill.driver.shipping import recipe
 from gristmill.engines.registry import engine_kind
 from gristmill.errors import BadJob
@@ -120,7 +120,7 @@ def tune(
         budgets.keep(_arranged(r, best), found, rates)
         if found == measured[-1].budget < _most(r):
             sweep.untried.append(f"{found:,}, the largest that was tried, is the best: --budgets tries larger ones")
-        plain = planning.budget_of(r)
+        plain = sizes.budget_of(r)
         return Tuned(
             r.model.name, "tokens" if plain.by_tokens else "rows", tuple(arrangements), tuple(measured), best, found,
             plain.tokens if plain.by_tokens else plain.rows, _own(r), (*chosen.notes, *sweep.untried),
@@ -143,7 +143,7 @@ class _Sweep:
         self._asked = asked is not None
         self._benches: dict[Arrangement, Bench] = {}
         rows = GPU_SAMPLE_ROWS if r.place.gpu else SAMPLE_ROWS
-        if asked and not planning.budget_of(r).by_tokens:
+        if asked and not sizes.budget_of(r).by_tokens:
             rows = max(rows, min(MOST_SAMPLED, max(asked)))
         self._task = Task("probe", Shard(0, _spread(r, rows)), folder=folder, root=folder, rows=rows)
         self._sink = Sink(folder)
@@ -153,7 +153,7 @@ class _Sweep:
         choice = _choices(self._r)
         if len(choice) < 2:
             return []
-        plain = planning.budget_of(self._r)
+        plain = sizes.budget_of(self._r)
         budget = plain.tokens if plain.by_tokens else plain.rows
         return self._alternated([(a, budget) for a in choice])
 
@@ -167,7 +167,7 @@ class _Sweep:
         """With larger budgets of rows added, as long as the largest is clearly the best, and there are rows and time
         for a still larger one.
         """
-        if planning.budget_of(self._r).by_tokens:
+        if sizes.budget_of(self._r).by_tokens:
             return measured
         last = measured[-1]
         while not last.failed and knee({m.budget: m.rate for m in measured if m.rate > 0}) == last.budget:
@@ -221,7 +221,7 @@ class _Sweep:
     def _bench(self, arrangement: Arrangement) -> Bench:
         if arrangement not in self._benches:
             r = _arranged(self._r, arrangement)
-            given = recipe(r, self._sink, LocalFiles(), planning.budget_of(r))
+            given = recipe(r, self._sink, LocalFiles(), sizes.budget_of(r))
             stages = TrialStages(ShardStages(given, arrangement.threads, r.gpus, timed=False))
             bench = Bench(r, stages, import_path())
             self._benches[arrangement] = self._stack.enter_context(closing(bench))
@@ -238,14 +238,14 @@ def _line(arrangement: Arrangement, budget: int, found: list[Answer]) -> Measure
 
 
 def _budgets(r: Resolved) -> tuple[int, ...]:
-    if not planning.budget_of(r).by_tokens:
+    if not sizes.budget_of(r).by_tokens:
         return tuple(sorted({min(b, _most(r)) for b in ROW_BUDGETS}))
     return GPU_BUDGETS if r.place.gpu else CPU_BUDGETS
 
 
 def _most(r: Resolved) -> int:
     """The largest budget that calls can make use of."""
-    if planning.budget_of(r).by_tokens:
+    if sizes.budget_of(r).by_tokens:
         return sys.maxsize
     rows = r.job.running.shard_rows
     return min(ROW_BUDGETS[-1], ROW_BUDGETS[-1] if rows == "auto" else rows)
@@ -253,7 +253,7 @@ def _most(r: Resolved) -> int:
 
 def _own(r: Resolved) -> Arrangement:
     """The arrangement that a run would take."""
-    if not planning.budget_of(r).by_tokens:
+    if not sizes.budget_of(r).by_tokens:
         return Arrangement(max(1, r.workers), r.place.threads)
     return Arrangement(max(1, r.workers), r.place.threads, r.place.backend, getattr(r.model, "dtype", ""))
 
