@@ -32,3 +32,20 @@ def test_a_sink_named_as_a_numpy_file() -> None:
     with pytest.raises(gm.BadJob, match=r"sink vec/ with --format npy"):
         gm.sink("vec.npy")
     assert gm.sink("vec.npy", format="npy").format == "npy"
+
+
+def test_the_option_of_a_delivery_in_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` and `apply` have a --key and an --evolve, too, which are not the delivery's."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    Path("code.py").write_text("def f(batch):\n    return {'y': batch['id']}\n")
+    job = "source: rows.parquet\nmodel: {call: 'code.py:f'}\nsink: {uri: out, keep: [id]}\n"
+    Path("job.yaml").write_text(job + "deliver: [{to: 'sqlite://s.sqlite#t', mode: upsert}]\n")
+    assert main(["run", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "key= is of the delivery: {to: …, key: …} in a job file, or ?key=… in its address" in said, said
+    assert "--key" not in said
+    assert main(["apply", "rows.parquet", "out", "--fn", "code.py:f", "--deliver", "lmdb://s.lmdb"]) == 2
+    assert "or ?key=… in its address" in capsys.readouterr().err
