@@ -49,3 +49,13 @@ def test_the_option_of_a_delivery_in_a_job(
     assert "--key" not in said
     assert main(["apply", "rows.parquet", "out", "--fn", "code.py:f", "--deliver", "lmdb://s.lmdb"]) == 2
     assert "or ?key=… in its address" in capsys.readouterr().err
+
+
+def test_the_help_of_plan_says_what_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of the kinds that are loaded to be described is named; of others none is loaded."""
+    from gristmill.job.specs import MODELS
+    from gristmill.models.kinds import loads_to_describe
+
+    assert [kind for kind in MODELS.ours if loads_to_describe(MODELS.get(kind))] == ["sklearn"]
+    assert main(["plan", "--help"]) == 0
+    assert "no model is loaded, save those of scikit-learn" in " ".join(capsys.readouterr().out.split())
