@@ -29,7 +29,7 @@ def condition(source: Source, schema: pa.Schema) -> Any:
         return None
     from gristmill.sources.where import SqlWhere
 
-    return SqlWhere(source.where, schema)
+    return SqlWhere(source.where, schema, "where")
 
 
 def null_counts(files: Sequence[FileInfo]) -> dict[str, int]:
@@ -141,7 +141,7 @@ def check_steps(job: JobSpec, schema: pa.Schema) -> None:
         if takes is not None:
             takes.check(schema)
         if step.expression is not None:
-            SqlWhere(step.expression, schema)
+            SqlWhere(step.expression, schema, "filter")
         if step.kind != "filter":
             return
 
