@@ -279,9 +279,7 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
     own = {opt.removeprefix("--").replace("-", "_"): opt for p in parameters for opt in p.opts if opt.startswith("--")}
     told, here = [], _of_a_store(message)
     for name in dict.fromkeys(re.findall(r"(?<![\w.'\"/-])([a-z_]+)=", _OTHERS.sub(" ", message))):
-        if (
-            here and name in options_of(Delivery) and not {"mode", "nearest"} & own.keys()
-        ):  # deliver and lookup have them
+        if here and name in options_of(Delivery) and not {"mode", "nearest"} & own.keys():  # of deliver, lookup
             inside = "" if name in ("index", "options") else f", or ?{name}=… in its address, before the #"
             told.append(f"{name}= is of the delivery: {{to: …, {name}: …}} in a job file{inside}")
             continue

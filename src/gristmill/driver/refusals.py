@@ -27,9 +27,8 @@ def refuse_unfit(spec: JobSpec, previewed: str) -> None:
     there: dict[str, Any] = {field.name: field.type for field in (*source, *rows)}
     for option, names in (("partition_by", spec.sink.partition_by), ("sort_by", spec.sink.sort_by)):
         if missing := [n for n in names if n not in there]:
-            raise BadJob(
-                f"{option} names column {missing[0]!r}, which is no output column: there are {', '.join(there)}"
-            )
+            known = ", ".join(there)
+            raise BadJob(f"{option} names column {missing[0]!r}, which is no output column: there are {known}")
     if spec.sink.index:
         tables = sink_format(spec.sink.format or DEFAULT).tables
         sinkindex.check(rows, spec.sink.index, tables, spec.sink.uri)

@@ -47,8 +47,9 @@ class SqlWhere:
 
     `columns` are those of `schema` that it reads; of two that differ only in case, the one that is spelled exactly as
     in the expression. Instants are read and shown in UTC, on every machine. It can be pickled; a worker compiles it
-    again. `key` is how errors call the option that it was given by. Raises BadJob if the expression is not a condition on one row of `schema` with the columns there are; if its
-    result may differ on another attempt; or if it reads two names that are the same to DuckDB, which ignores case.
+    again. `key` is how errors call the option that it was given by. Raises BadJob if the expression is not a condition
+    on one row of `schema` with the columns there are; if its result may differ on another attempt; or if it reads two
+    names that are the same to DuckDB, which ignores case.
     """
 
     def __init__(self, expression: str, schema: pa.Schema, key: str = "") -> None:
