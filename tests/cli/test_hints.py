@@ -51,6 +51,19 @@ def test_the_option_of_a_delivery_in_a_job(
     assert "or ?key=… in its address" in capsys.readouterr().err
 
 
+def test_what_the_help_looks_up_is_what_the_help_delivers() -> None:
+    """By the key of the delivery: each store of lookup's examples is one of deliver's, with a --key."""
+    from gristmill.cli.deliver import DELIVER, LOOKUP
+
+    def stores(examples: str) -> dict[str, str]:
+        lines = [line.split() for line in examples.splitlines() if line.startswith("gristmill")]
+        return {word: " ".join(line) for line in lines for word in line if "://" in word}
+
+    delivered = stores(DELIVER)
+    looked = {store: line for store, line in stores(LOOKUP).items()}
+    assert looked and all("--key" in delivered[store] for store in looked), looked
+
+
 def test_the_help_of_plan_says_what_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     """A model of the kinds that are loaded to be described is named; of others none is loaded."""
     from gristmill.job.specs import MODELS

@@ -28,10 +28,13 @@ if TYPE_CHECKING:
     from gristmill.stores.lookup import Lookup
 
 DELIVER = """
-gristmill deliver scores/ duckdb:///data/scores.duckdb#scores
 gristmill deliver scores/ lmdb:///data/scores.lmdb --key id
+gristmill deliver scores/ duckdb:///data/scores.duckdb#scores --key id
 gristmill deliver scores/ postgresql://db/shop#scores --mode upsert --key id
+gristmill deliver emb/ usearch:///data/emb.usearch --key id
 gristmill deliver job.yaml
+
+# then, by the key of the delivery: gristmill lookup lmdb:///data/scores.lmdb 17
 """
 _FLAGS = {name: options_of(Delivery)[name] for name in ("mode", "key", "evolve", "delete")}
 
@@ -87,9 +90,11 @@ def deliver(target: str, uri: str | None, **given: Any) -> int:
 
 LOOKUP = """
 gristmill lookup lmdb:///data/scores.lmdb 17 42
-gristmill lookup scores/ 17 --key id
-gristmill lookup duckdb:///data/scores.duckdb#scores 'tt0111161' --json
+gristmill lookup duckdb:///data/scores.duckdb#scores 17
 gristmill lookup usearch:///data/emb.usearch --nearest question.npy -k 5
+gristmill lookup scores/ 17 --key id
+
+# the stores are those of: gristmill deliver scores/ lmdb:///data/scores.lmdb --key id
 """
 
 
