@@ -60,7 +60,7 @@ def test_what_the_help_looks_up_is_what_the_help_delivers() -> None:
         return {word: " ".join(line) for line in lines for word in line if "://" in word}
 
     delivered = stores(DELIVER)
-    looked = {store: line for store, line in stores(LOOKUP).items()}
+    looked = stores(LOOKUP)
     assert looked and all("--key" in delivered[store] for store in looked), looked
 
 
@@ -72,3 +72,14 @@ def test_the_help_of_plan_says_what_is_loaded(capsys: pytest.CaptureFixture[str]
     assert [kind for kind in MODELS.ours if loads_to_describe(MODELS.get(kind))] == ["sklearn"]
     assert main(["plan", "--help"]) == 0
     assert "no model is loaded, save those of scikit-learn" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_that_is_a_store_is_named_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lookup scores.lmdb` would take it for a sink."""
+    monkeypatch.chdir(tmp_path)
+    for name, told in (("s.lmdb", "lmdb://s.lmdb\n"), ("s.sqlite", "sqlite://s.sqlite#TABLE")):
+        Path(name).touch()
+        assert main(["lookup", name, "3"]) == 2
+        assert f"{name}: a store is named by its address: {told}" in capsys.readouterr().err

@@ -66,6 +66,7 @@ def test_a_step_that_cannot_be_called(where: str, step: Any, said: str, tmp_path
             "partition_by names column 'orgin'",
         ),
         ({"keep": ["orgin"], "steps": [tagged]}, "keep names column 'orgin'.*did you mean 'origin'"),
+        ({"keep": "id, origin"}, r"keep names column 'id, origin'.*several are a list: \[id, origin\]"),
         ({"keep": ["tag", "origin"], "partition_by": ["origin"], "steps": [tagged]}, ""),
         ({"partition_by": ["tag"], "returns": {"y": "float64"}, "post": [tagged]}, ""),
     ],

@@ -255,7 +255,7 @@ class Spending:
             others = "by a worker that died" if self.alone else "by other workers, one that died included"
         self._ending.stop(
             RunFailed(
-                f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent"
+                f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent in this run"
                 f"{f', or kept free {others}' if others else ''}"
                 f"{f', ${_money(kept)} are kept free for what is under way' if kept > TINY * self._purse.total else ''}"
                 ", and what comes next might cost "
