@@ -279,7 +279,7 @@ class Scoring:
 
     def _foresee(self, at: Planned, missing: Sequence[int], rate: float | None) -> None:
         """Say how long the shards that are missing take: by earlier runs, else by the rate of a worker on its first
-        rows.
+        rows, which tells nothing of calls of which there are many at a time later.
         """
         if at.retries or at.stream:
             return
@@ -289,7 +289,7 @@ class Scoring:
         left = share * (r.estimated_rows if rows is None else rows)
         updates = at.plan.about.updates is not None  # of which the first rows tell nothing: most are kept
         found = paces.forecast(r, left, at.root, at.files, updates)
-        if found is None and rate and not updates:
+        if found is None and rate and not updates and not r.info.at_once:
             per_second = rate * max(1, r.workers)
             found = by_rate(left, per_second, "the first rows", at.log.seconds).priced(r.job.running.hour_price)
         self.on_time.begun(left, len(missing) < len(shards), found)
