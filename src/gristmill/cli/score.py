@@ -284,7 +284,13 @@ def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Where rows come from and go."""
     if command == "run-batch":
         return batch_ends(given["input_file"], given["output_file"])
-    return {"source": Source(uri=given["source"]), "sink": Sink(given["sink"])}
+    sources, sink = given["source"], given["sink"]
+    if len(sources) > 1 and not os.path.exists(sources[-1]) and not set(sources[-1]) & set("*?[{:"):
+        raise BadJob(
+            f"{sources[-1]}: no such file or folder. Of several names all but the last are sources, and the last, "
+            f"{sink}, is the sink: if that is no name of a folder, give values of one flag with commas (--keep a,b)"
+        )
+    return {"source": Source(uri=sources), "sink": Sink(sink)}
 
 
 def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tuple[Flag, ...]]:
