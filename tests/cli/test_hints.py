@@ -90,19 +90,17 @@ def test_a_file_that_is_a_store_is_named_by_its_address(
     [
         (["apply", "rows.parquet", "out", "--fn", "m:f", "--keep", "id", "x"], "and the last, x, is the sink"),
         (["up", "job.yaml"], "job.yaml: is a file, and its folder is what is run: gristmill up . (gristmill run job"),
-        (
-            ["up", ".", "--again", "job"],
-            "--again job: no job with a schedule in . is called so; did you mean 'job.yaml'",
-        ),
+        (["up", ".", "--again", "jb.yaml"], "no job with a schedule in . is called so; did you mean 'job.yaml'?"),
         (["run", "job.yaml", "--set", 'alerts=[{"command":"tee","on":["fail"]}]'], "recovered; did you mean 'failed'?"),
     ],
 )
 def test_what_was_most_likely_meant(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Values of a flag with blanks between, a file for its folder, a name without its suffix."""
+    """Values of a flag with blanks between, a file for its folder, a mistyped name; one without its suffix is a job's."""
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
     Path("job.yaml").write_text("source: rows.parquet\nmodel: {call: 'm:f'}\nsink: out\nschedule: '@daily'\n")
     assert main(arguments) == 2
     assert told in capsys.readouterr().err
+    assert main(["up", ".", "--again", "job"]) == 0

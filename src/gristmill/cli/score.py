@@ -285,9 +285,10 @@ def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if command == "run-batch":
         return batch_ends(given["input_file"], given["output_file"])
     sources, sink = given["source"], given["sink"]
-    if len(sources) > 1 and not os.path.exists(sources[-1]) and not set(sources[-1]) & set("*?[{:"):
+    first, last = sources[0], sources[-1]
+    if os.path.exists(first) and not os.path.exists(last) and not set(last) & set("*?[{:") and first != last:
         raise BadJob(
-            f"{sources[-1]}: no such file or folder. Of several names all but the last are sources, and the last, "
+            f"{last}: no such file or folder. Of several names all but the last are sources, and the last, "
             f"{sink}, is the sink: if that is no name of a folder, give values of one flag with commas (--keep a,b)"
         )
     return {"source": Source(uri=sources), "sink": Sink(sink)}
