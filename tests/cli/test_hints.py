@@ -97,7 +97,7 @@ def test_a_file_that_is_a_store_is_named_by_its_address(
 def test_what_was_most_likely_meant(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Values of a flag with blanks between, a file for its folder, a mistyped name; one without its suffix is a job's."""
+    """Values of a flag with blanks between, a file for its folder, a mistyped name (one without suffix is a job's)."""
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
     Path("job.yaml").write_text("source: rows.parquet\nmodel: {call: 'm:f'}\nsink: out\nschedule: '@daily'\n")
