@@ -255,12 +255,12 @@ class Spending:
             others = "by a worker that died" if self.alone else "by other workers, one that died included"
         self._ending.stop(
             RunFailed(
-                f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent in this run"
+                f"max_cost {self._purse.total:g}: ${_money(self._purse.gone)} are spent"
                 f"{f', or kept free {others}' if others else ''}"
                 f"{f', ${_money(kept)} are kept free for what is under way' if kept > TINY * self._purse.total else ''}"
                 ", and what comes next might cost "
                 f"${_money(cost)}, for which not enough is left: what is answered is kept; run again, with another "
-                "max_cost if need be"
+                "max_cost if need be (it begins anew with each run)"
             )
         )
 
