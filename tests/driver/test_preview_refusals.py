@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from gristmill.driver.views import preview
 
 
 def doubled(batch: dict[str, Any]) -> dict[str, Any]:
@@ -47,6 +48,23 @@ def test_what_the_run_refuses(options: dict[str, Any], told: str, tmp_path: Path
     assert [one.name for one in tmp_path.iterdir()] == ["rows.parquet"]
     with pytest.raises(gm.BadJob):
         job.run()
+
+
+def test_nothing_is_published(tmp_path: Path) -> None:
+    """Nor is it said so while it runs."""
+    phases: list[str] = []
+
+    class Phases:
+        def progress(self, now: Any) -> None:
+            phases.append(now.phase)
+
+        def note(self, note: Any) -> None: ...
+
+        def close(self) -> None:
+            phases.append("closed")
+
+    preview(made(tmp_path).spec, 2, Phases())
+    assert "running" in phases and "publishing" not in phases and phases[-1] == "closed"
 
 
 def test_what_the_run_takes(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ from gristmill.job.uris import file_of
 from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
+from gristmill.observe.observers import Unpublished
 from gristmill.observe.report import Report
 from gristmill.observe.standing import standing
 from gristmill.process import lasting
@@ -345,7 +346,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             lineage=(),
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
-        report = finish(small, observer=observer).report
+        report = finish(small, observer=None if observer is None else Unpublished(observer)).report
         scored = report.read().to_table()
         if spec.sink is not None and scored.num_rows:  # what the job's own sink would refuse
             form, options = planning.sink_format_of(spec), spec.sink.options
