@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from gristmill.errors import BadJob, BadSource, GateFailed, GristmillError
@@ -44,6 +44,7 @@ from gristmill.job.specs import (
 from gristmill.observe.events import Observer
 from gristmill.observe.report import Report
 from gristmill.process.scratch import passing
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

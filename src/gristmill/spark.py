@@ -6,7 +6,6 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +21,7 @@ from gristmill.job.specs import ModelSpec, as_model, changed
 from gristmill.models.contract import ModelInfo, Place, Prepared
 from gristmill.process.pickling import by_value
 from gristmill.process.startup import become_worker, import_path
+from gristmill.values import dataclass
 from gristmill.worker.batches import (
     CPU_TOKENS,
     GPU_TOKENS,

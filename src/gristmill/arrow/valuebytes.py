@@ -4,13 +4,13 @@ and maps, too, whose Python values would not tell all of them apart.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gristmill.arrow.casts import contents, entries, is_list, lengths_of
 from gristmill.arrow.rows import picked
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

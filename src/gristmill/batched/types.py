@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from gristmill.dynamic.settings import PriorityStrategy
 from gristmill.dynamic.stats import Stats as BatchProcessorStats
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import click
@@ -24,6 +24,7 @@ from gristmill.job.recipients import as_told
 from gristmill.job.specs import MODELS, Call
 from gristmill.jobfile.literals import literal
 from gristmill.jobfile.overlay import Change
+from gristmill.values import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gristmill.errors import BadJob
@@ -19,6 +19,7 @@ from gristmill.files.document import refuse_newer
 from gristmill.job.delivery import secret_in
 from gristmill.job.job import JobSpec
 from gristmill.job.secret import SECRET_NAME, Secret
+from gristmill.values import dataclass
 
 FORMAT = 1
 _FIRST = re.compile(r"# What last published this sink(?:; format (\d+))?; started in (.*)\n")

@@ -9,7 +9,7 @@ of a receipt the parts and dead letters that it commits.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from gristmill.files.document import Document
@@ -18,6 +18,7 @@ from gristmill.models.versions import Registered
 from gristmill.profiles.profile import Profile
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import Role
+from gristmill.values import dataclass
 
 Verb = Literal["new", "restart", "append", "retry-dead", "update"]
 Seen = tuple[int, str, str]  # size, stamp, touched

@@ -5,7 +5,6 @@ columns that a job names. Pure checks of counts and profiles; the caller decides
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +16,7 @@ from gristmill.job.options import Gates
 from gristmill.profiles.columns import kind_of
 from gristmill.profiles.measures import MEASURES
 from gristmill.profiles.profile import ColumnProfile, Profile
+from gristmill.values import dataclass
 
 FEW = 100  # rows under which shares of rows and of nulls are not compared: a few rows may be anything
 

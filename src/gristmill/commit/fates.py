@@ -5,7 +5,7 @@ still hold, although the source that they were made from may be gone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from gristmill.commit.receipt import Part, Receipt
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.sinks.contract import WorkFile
+from gristmill.values import dataclass
 
 FILTERED, EXPANDED, DEAD = 0, 1, 2  # a state: left out by a step, handed on (perhaps as no row), dead in part or whole
 KEPT, SCORED = "update:kept", "update:scored"  # figures of a receipt: source rows whose answers were kept, or made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +14,7 @@ from gristmill.job.options import Gates
 from gristmill.process.contained import called
 from gristmill.shards.counts import Counts
 from gristmill.sinks.formats import sink_format
+from gristmill.values import dataclass
 
 MANY = 100  # rows of which an append has to add some: with fewer, a condition may well have left out all of them
 

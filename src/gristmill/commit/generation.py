@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,7 @@ from gristmill.fingerprint.digests import StoredFingerprint, input_digest
 from gristmill.process import scratch
 from gristmill.shards.shard import ShardTable
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.values import dataclass
 
 PLAN = "plan.json"
 _REFUSED = "refused"

@@ -5,13 +5,13 @@ committed by these. A table beside the plan says of which.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from gristmill.commit.documents import TableRecord
 from gristmill.commit.generation import Generation
 from gristmill.files.disk import join
+from gristmill.values import dataclass
 
 TABLE = "inherited"
 INHERITED = pa.schema([("shard", pa.int64()), ("generation", pa.string()), ("of", pa.int64())])

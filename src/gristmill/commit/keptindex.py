@@ -9,7 +9,6 @@ import os
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -23,6 +22,7 @@ from gristmill.commit.receipt import Part, Receipt
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import join, sha256_of
+from gristmill.values import dataclass
 
 ENTRY = np.dtype(
     [

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from gristmill.commit.receiptblock import Block, Sums
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.shards.counts import Counts
+from gristmill.values import dataclass
 
 BLOCK = 8192  # receipts in a block, about
 

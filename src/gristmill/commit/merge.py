@@ -10,7 +10,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from gristmill.files.disk import join
 from gristmill.job.job import Sink
 from gristmill.process import machine
 from gristmill.sinks.contract import SinkFormat, WorkFile
+from gristmill.values import dataclass
 
 FILE_BYTES = 512 << 20  # at most so large are files if nobody says how many there should be
 LARGE_BYTES = 128 << 20  # parts that are as large stay as they are then: rewriting them would gain little

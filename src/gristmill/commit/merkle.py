@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from gristmill.values import dataclass
 
 __all__ = ["Step", "climbed", "leaf", "path", "root"]
 

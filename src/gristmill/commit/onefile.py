@@ -8,7 +8,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gristmill.commit.documents import Live
@@ -20,6 +20,7 @@ from gristmill.files.disk import LOCAL, META, LocalFiles, join, sha256_of
 from gristmill.files.document import Document
 from gristmill.job.uris import file_of
 from gristmill.sinks.contract import SinkFormat, WorkFile
+from gristmill.values import dataclass
 
 Stamp = tuple[int, int]  # size and time of a file
 

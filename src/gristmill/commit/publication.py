@@ -11,7 +11,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gristmill.commit import receipt as receipts
@@ -22,6 +22,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.errors import BadSource, CorruptStore, SinkBusy
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join, sizes_of
+from gristmill.values import dataclass
 
 SUCCESS = "_SUCCESS"
 INLINE_FILES = 2000  # more live files than this are listed in a table beside the plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from gristmill.errors import CorruptStore
@@ -14,6 +14,7 @@ from gristmill.files.disk import LOCAL, join
 from gristmill.files.document import NOT_STORED, Document, unsealed
 from gristmill.profiles.profile import Profile
 from gristmill.sinks.contract import Role, WorkFile
+from gristmill.values import dataclass
 
 _NAME = re.compile(r"^(\d{7,})(?:\.(\d+))?\.json$")
 

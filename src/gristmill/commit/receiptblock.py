@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from gristmill.files.disk import join
 from gristmill.files.document import unsealed
 from gristmill.profiles.profile import Profile
 from gristmill.shards.counts import Counts, summed
+from gristmill.values import dataclass
 
 SAID = pa.schema(
     [

@@ -5,7 +5,6 @@ values of two columns meet.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
@@ -14,6 +13,7 @@ from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import plain, real, wider
 from gristmill.comparison.side import Side
 from gristmill.errors import BadJob, did_you_mean
+from gristmill.values import dataclass
 
 Kind = Literal["labels", "numbers", "vectors", "values"]
 

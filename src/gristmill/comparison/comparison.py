@@ -6,7 +6,7 @@ import base64
 import datetime
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from typing import Any, Literal, TextIO
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy as np
 from gristmill.observe import units
 from gristmill.observe.streams import PIPE_WIDTH, is_terminal, width_of
 from gristmill.observe.tables import Table, cell, clean, columns
+from gristmill.values import dataclass
 
 TEXT_WIDTH = 120  # columns of a comparison as text
 MOST_SHOWN = 8  # labels of a confusion table; the others are one line and one column

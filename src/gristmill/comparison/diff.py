@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, TextIO
 
 import numpy as np
@@ -32,6 +32,7 @@ from gristmill.observe import units
 from gristmill.observe.streams import PIPE_WIDTH, is_terminal, width_of
 from gristmill.observe.tables import Table, cell
 from gristmill.process.scratch import passing
+from gristmill.values import dataclass
 
 MOST_NAMED = 3  # files that are named, of those that are new, gone or written anew
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from gristmill.commit.staged import result_named, updated_by
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.result.reading import rows_of
+from gristmill.values import dataclass
 
 BATCH_BYTES = 4e6  # of stored rows in a batch: some ten times that in memory, as float64 and products
 BATCH_ROWS = (256, 65_536)  # at least and at most

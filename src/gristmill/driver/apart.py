@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 
 from gristmill.errors import BadJob
@@ -15,6 +14,7 @@ from gristmill.job.uris import file_named, is_local, local_path, records_of, red
 from gristmill.process.scratch import is_passing
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sources import paths
+from gristmill.values import dataclass
 
 
 def plain_path(uri: str) -> str:

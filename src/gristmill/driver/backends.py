@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,14 @@ import pyarrow as pa
 from gristmill.arrow.topython import to_plain
 from gristmill.driver.planning import Resolved
 from gristmill.errors import BadModel
-from gristmill.job.specs import TextSpec, changed
-from gristmill.models.encoder import EXPORTED
-from gristmill.models.runtimes import Runtimes
+from gristmill.job.specs import EXPORTED, TextSpec, changed
 from gristmill.process import machine
 from gristmill.process.extras import installed
 from gristmill.sources import formats
+from gristmill.values import dataclass
+
+if TYPE_CHECKING:
+    from gristmill.models.runtimes import Runtimes
 
 SAMPLE_ROWS = 32
 # Tracing takes 8 s for MiniLM, 15 s with the comparison, and a minute for a base-size model; it saves half of torch's

@@ -19,7 +19,7 @@ from gristmill.driver.planning import Resolved
 from gristmill.fingerprint import digests, diskcache
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import SEALED
-from gristmill.models.encoder import EXPORTED
+from gristmill.job.specs import EXPORTED
 from gristmill.process import machine
 from gristmill.worker.budgetsearch import compared, knee
 

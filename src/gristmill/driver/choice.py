@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gristmill.commit import generation as generations
 from gristmill.commit import publish as publishing
@@ -18,6 +18,7 @@ from gristmill.driver.runlog import RunLog
 from gristmill.fingerprint.selfwritten import Watch
 from gristmill.job.options import BatchPlan
 from gristmill.observe import units
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ The notes have the field `deadline`, and `foresees` or `alert`, which is "late":
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 
 from gristmill.driver.forecast import Forecast, Pace, price
@@ -14,6 +13,7 @@ from gristmill.errors import DeadlineMissed
 from gristmill.job.job import JobSpec
 from gristmill.job.schedule import due
 from gristmill.observe import units
+from gristmill.values import dataclass
 
 SURE = 0.05  # the share of the rows from which the rate so far tells more than earlier runs
 MARGIN = 0.02  # of the time that is left: a forecast so little over the deadline is no news

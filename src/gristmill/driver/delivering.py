@@ -8,7 +8,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gristmill.commit import generation as generations
@@ -36,6 +36,7 @@ from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
 from gristmill.stores.receipts import receipts, renewed
 from gristmill.stores.results import Result, identity
+from gristmill.values import dataclass
 
 ASKED = "deliver.json"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gristmill.engines.contract import Room
@@ -11,6 +11,7 @@ from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec
 from gristmill.models.contract import ModelInfo
 from gristmill.models.gpulibraries import without_gpu
+from gristmill.values import dataclass
 
 # A text model whose weights take less than this leaves a GPU idle while its batches are cut and its kernels launched:
 # two workers scored 2.0 times the rows of one with MiniLM in bfloat16 on an H200 (docs/benchmarks.md).

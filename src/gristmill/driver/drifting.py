@@ -5,7 +5,7 @@ its profile comes from, and what follows. The profile of a result is kept beside
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from gristmill.profiles.profile import Profile, summed
 from gristmill.profiles.sketch import library
 from gristmill.result import reading
 from gristmill.sinks.formats import sink_format
+from gristmill.values import dataclass
 
 PROFILE = "profile.json"
 

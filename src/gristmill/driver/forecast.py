@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gristmill.observe import units
+from gristmill.values import dataclass
 
 LAST = 10  # runs that an estimate is made from: what was longer ago may have been another machine, or another load
 LEVEL = 5  # of which so many tell how fast it is at present

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from gristmill.commit import publication, publish
 from gristmill.commit.documents import Described, Indexed, Live, PlanDocument
@@ -13,13 +14,16 @@ from gristmill.driver.runlog import RunLog
 from gristmill.files.disk import sizes_of
 from gristmill.observe import units
 from gristmill.sinks.formats import sink_format
-from gristmill.stores import sinkindex
-from gristmill.stores.sinkindex import Made
+
+if TYPE_CHECKING:
+    from gristmill.stores.sinkindex import Made
 
 
 def fitting(at: Chosen, about: PlanDocument) -> None:
     """Once the schema of the rows is known, see that they can be looked up as the job asks. Raises BadJob."""
     if at.sink.index and not about.unseen:
+        from gristmill.stores import sinkindex
+
         tables = sink_format(about.sink_format).tables
         sinkindex.check(decode_schema(about.output_schema), at.sink.index, tables, at.sink.uri)
 
@@ -30,6 +34,8 @@ def made(s: Chosen, about: PlanDocument, live: Sequence[Live], members: Sequence
     """
     if not s.sink.index or _blank(about, live):
         return None
+    from gristmill.stores import sinkindex
+
     base = None if s.base is None or s.generation.base is None else s.base.body.index
     base = _there(s, base)
     return _told(sinkindex.made(s.generation, live, members, about, s.sink.index, base), s.log)
@@ -45,6 +51,8 @@ def again(at: Opened) -> None:
     about, by = result.body, at.sink.index
     if _blank(about, result.live()):
         return
+    from gristmill.stores import sinkindex
+
     standing = _there(at, about.index)
     asked = standing is not None and sinkindex.same(standing, by, sinkindex.types_of(about, by))
     if asked and not sinkindex.misfits(result):

@@ -5,7 +5,6 @@ each earlier shard has one heir, where most of its rows are likely to be. Rows f
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from gristmill.commit import journal
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.inherited import INHERITED
 from gristmill.driver.planning import Resolved
+from gristmill.values import dataclass
 
 Place = tuple[int, int, int]  # file, start and stop of a range
 

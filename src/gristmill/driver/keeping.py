@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from gristmill.files.disk import join
 from gristmill.shards import shard
 from gristmill.shards.counts import Counts
 from gristmill.shards.shard import RANGES, Selection
+from gristmill.values import dataclass
 
 ADOPTED = pa.schema([("shard", pa.int64()), ("generation", pa.int64()), ("of", pa.int64())])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime
 from typing import Any
 
@@ -27,6 +27,7 @@ from gristmill.job.uris import file_named, file_of
 from gristmill.observe.events import Observer, Silent
 from gristmill.process.scratch import make_owned
 from gristmill.snapshots.pinned import Pinned, Pinning
+from gristmill.values import dataclass
 
 
 def sink_root(sink: Sink) -> str:

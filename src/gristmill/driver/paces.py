@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from gristmill.models import modelsfile
 from gristmill.models.versions import OURS
 from gristmill.process import machine
 from gristmill.process.targets import import_target
+from gristmill.values import dataclass
 
 KEPT = 50  # runs, of which the last ones are used; the others are there to be looked at
 

@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from gristmill.commit import generation as generations
 from gristmill.commit.generation import Generation
@@ -20,6 +19,7 @@ from gristmill.files.document import Document
 from gristmill.job.job import COPY, HELD, JobSpec
 from gristmill.job.snapshots import is_snapshot
 from gristmill.snapshots.pinned import Pin, Pinned, Pinning
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

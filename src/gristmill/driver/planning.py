@@ -6,10 +6,10 @@ import contextlib
 import os
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,16 +28,14 @@ from gristmill.job.job import HELD, JobSpec, Sink, Source
 from gristmill.job.options import BatchPlan
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import is_snapshot
-from gristmill.job.specs import MODELS, ModelSpec, changed
+from gristmill.job.specs import EXPORTED, MODELS, ModelSpec, changed
 from gristmill.job.uris import file_named, records_of, redact
 from gristmill.models.contract import ModelInfo, Place
-from gristmill.models.encoder import EXPORTED
 from gristmill.models.kinds import open_function
 from gristmill.models.versions import Registered
 from gristmill.process import machine
 from gristmill.process.failure import storable
 from gristmill.result.reading import Kinds, check_whole, published_alone
-from gristmill.result.reduction import Reducer
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -46,8 +44,12 @@ from gristmill.sinks.formats import DEFAULT, SINKS, sink_format
 from gristmill.snapshots.pinned import Pin, Pinned, Pinning
 from gristmill.sources.contract import Reading, SourceFormat
 from gristmill.sources.formats import SOURCES
+from gristmill.values import dataclass
 from gristmill.worker.batches import CPU_TOKENS, GPU_TOKENS, MOST_ROWS, ONNX_TOKENS, ROWS_WITHOUT_LENGTHS
 from gristmill.worker.recipe import LEAST_BEGUN
+
+if TYPE_CHECKING:
+    from gristmill.result.reduction import Reducer
 
 SHARD_SECONDS = 30.0  # design §5: the most work a crash can cost, and what each commit covers
 LEAST_SHARD = shard.LEAST_ROWS
@@ -680,11 +682,12 @@ def _as_asked(job: JobSpec, model: ModelSpec, info: ModelInfo) -> ModelSpec:
 
 def reducer(job: JobSpec) -> Reducer | None:
     """What makes the final files of a job, imported if given by name; None if nothing does. Raises BadJob."""
-    from gristmill.fingerprint import code
-    from gristmill.process.targets import import_target
-
     if job.reduce is None:
         return None
+    from gristmill.fingerprint import code
+    from gristmill.process.targets import import_target
+    from gristmill.result.reduction import Reducer
+
     try:
         call = import_target(job.reduce) if isinstance(job.reduce, str) else job.reduce
     except BadModel as e:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ from gristmill.observe import units
 from gristmill.process.messages import Failure
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection, Shard
+from gristmill.values import dataclass
 from gristmill.worker.recipe import Task
 
 PROBE_ROWS = 64  # they determine the output schema

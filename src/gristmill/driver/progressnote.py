@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gristmill.commit.generation import Generation
 from gristmill.errors import CorruptStore
 from gristmill.files.disk import join
 from gristmill.files.document import Document
 from gristmill.observe.events import Progress
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

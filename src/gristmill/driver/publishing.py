@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from gristmill.commit import drift, gates, nights, onefile, publication, publish, seals
 from gristmill.commit.documents import Described, ResultRecord
@@ -28,8 +29,11 @@ from gristmill.job.uris import file_named
 from gristmill.observe import units
 from gristmill.observe.report import Report
 from gristmill.result import ids, reading
-from gristmill.result.reduction import Reducer, Reduction
 from gristmill.shards.counts import Counts, summed
+from gristmill.values import dataclass
+
+if TYPE_CHECKING:
+    from gristmill.result.reduction import Reducer
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ def published(s: Scored) -> Published:
     index = indexing.made(s, s.plan.about, rows, whole.generations)
     reducer = planning.reducer(s.spec)
     if reducer is not None:
+        from gristmill.result.reduction import Reduction
+
         own += live_of(s.generation, [Reduction(s.generation, rows, s.plan.about, reducer, log.warn).receipt()])
     s.refuse_late()
     try:
@@ -140,6 +146,8 @@ def _reduced_anew(at: Opened) -> None:
         why = "its claim is lost" if own is None else "an unfinished run stands on it"
         at.log.note("warning", f"reduce {reducer.name} was not run on the result that is published: {why}")
         return
+    from gristmill.result.reduction import Reduction
+
     rows = result.live().but("reduced", "index")
     at.refuse_late()
     made = live_of(own, [Reduction(own, rows, result.body, reducer, at.log.warn).receipt()])

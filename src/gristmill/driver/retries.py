@@ -7,7 +7,6 @@ from __future__ import annotations
 import errno
 import signal as signals
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gristmill.errors import (
     BadJob,
@@ -21,6 +20,7 @@ from gristmill.errors import (
 )
 from gristmill.process.failure import LATE, ended
 from gristmill.process.messages import CLOSED, Death, Failure, FailureKind
+from gristmill.values import dataclass
 
 TRIES = 3  # attempts at a shard whose failure may be transient (a disk that hiccups)
 DEATHS = 64  # workers that one shard may cost before the run stops: enough to isolate several rows in it

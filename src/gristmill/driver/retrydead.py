@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,7 @@ from gristmill.fingerprint import digests
 from gristmill.result.reading import committed_letters, dead_letters, letters_of
 from gristmill.shards.counts import Counts
 from gristmill.shards.shard import Selection
+from gristmill.values import dataclass
 from gristmill.worker.bisection import Stage
 from gristmill.worker.identity import Copy
 from gristmill.worker.retried import Sought

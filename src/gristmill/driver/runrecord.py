@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gristmill.commit.generation import meta
 from gristmill.errors import CorruptStore
@@ -20,6 +20,7 @@ from gristmill.fingerprint.diskcache import cache_folder
 from gristmill.observe.facts import Run
 from gristmill.observe.standing import KILLED
 from gristmill.process.scratch import is_passing
+from gristmill.values import dataclass
 
 KEPT = 50  # records of runs
 KEPT_ELSEWHERE = 200  # of sinks that are not there yet

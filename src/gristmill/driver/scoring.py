@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gristmill.commit import gates, publication
 from gristmill.commit import generation as generations
@@ -46,6 +46,7 @@ from gristmill.process.failure import Unstacked
 from gristmill.process.messages import Event, Printed, Waiting
 from gristmill.process.startup import import_path
 from gristmill.shards.numbers import Numbers
+from gristmill.values import dataclass
 from gristmill.worker.recipe import Task
 from gristmill.worker.stages import ShardStages
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from gristmill.models.batches import under_way
 from gristmill.observe import units
 from gristmill.shards.counts import summed
 from gristmill.shards.shard import Selection
+from gristmill.values import dataclass
 
 RESTART = "--restart (restart=True) to score everything anew"
 ACCEPT = "--accept (accept=True) to publish that run as it is"

@@ -5,7 +5,7 @@ driven by events. Whether a shard is tried again is decided in retries.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from gristmill.driver.retries import Attempts, error_of, how, rows_to_blame
@@ -25,6 +25,7 @@ from gristmill.process.messages import (
     Started,
 )
 from gristmill.shards.numbers import NumberQueue, Numbers
+from gristmill.values import dataclass
 from gristmill.worker.recipe import Task
 
 DOUBTS = 8  # consecutive shards, wherever they are, on which the model may fail throughout before the run stops

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources import openreaders, paths
 from gristmill.sources.formats import format_options, source_format
 from gristmill.sources.formats import reading as reading_of
+from gristmill.values import dataclass
 from gristmill.worker import pieces
 from gristmill.worker.recipe import Reader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gristmill.commit import journal
@@ -20,6 +20,7 @@ from gristmill.driver.tally import Tallied
 from gristmill.models.versions import Registered
 from gristmill.observe.report import Report
 from gristmill.shards.counts import Counts, summed
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

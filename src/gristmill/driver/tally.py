@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from gristmill.observe.report import WorkerPace
 from gristmill.process.messages import Death, Event, Left, Outcome, Started, Tick, Took
 from gristmill.shards.counts import Counts, summed
 from gristmill.shards.shard import ShardTable
+from gristmill.values import dataclass
 
 MOST_SLOW = 10  # of the slowest shards
 

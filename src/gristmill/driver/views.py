@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -65,6 +65,7 @@ from gristmill.shards import shard
 from gristmill.shards.counts import Counts, summed
 from gristmill.sinks.formats import DEFAULT, sink_format
 from gristmill.stores import sinkindex
+from gristmill.values import dataclass
 
 COUNTED = 10_000  # most receipts read to tell how far an unfinished run is: half a second
 COPIED = 10_000  # rows of a store that are copied to be looked at, where the rest can be counted

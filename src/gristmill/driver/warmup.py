@@ -13,6 +13,7 @@ from gristmill.process import machine
 # What a worker of any job imports before it opens its model.
 IMPORTS = (
     "gristmill.worker.stages",
+    "gristmill.worker.pipeline",
     "gristmill.models.kinds",
     "gristmill.models.function",
     "gristmill.models.outofmemory",

@@ -10,8 +10,9 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from gristmill.values import dataclass
 
 # While small and large calls wait together, large ones get at least this share of the places, so that a stream of
 # small calls cannot starve them; a quarter costs the small ones little.

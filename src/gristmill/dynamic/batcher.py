@@ -9,7 +9,6 @@ import threading
 from _thread import allocate_lock
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.dynamic import nesting
@@ -20,6 +19,7 @@ from gristmill.dynamic.loop import LoopLane
 from gristmill.dynamic.stats import Stats, Tally
 from gristmill.dynamic.threads import ThreadLane
 from gristmill.errors import BatcherClosed
+from gristmill.values import dataclass
 
 _FREE = nullcontext(True)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 from gristmill.dynamic.execution import Arguments, at_most
 from gristmill.errors import WrongOutput
 from gristmill.process.ownership import own
+from gristmill.values import dataclass
 
 MASK = "attention_mask"
 

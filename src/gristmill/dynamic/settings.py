@@ -6,7 +6,7 @@ An option is declared only here; signatures, for type checkers and people, and t
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from enum import Enum
 from typing import Annotated, Any, Literal, get_args
 
@@ -17,6 +17,7 @@ from gristmill.dynamic.execution import Layout, Lists
 from gristmill.dynamic.padding import MASK, Features, Padding, Side
 from gristmill.job.annotations import Help, bare, options_of
 from gristmill.job.keywords import unknown
+from gristmill.values import dataclass
 
 WhenFull = Literal["wait", "refuse"]
 

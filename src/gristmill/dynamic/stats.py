@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from gristmill.dynamic.admission import Batch
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.process.messages import Event, Feed, Stages
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

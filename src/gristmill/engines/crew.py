@@ -8,7 +8,7 @@ import itertools
 import queue
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from gristmill.process import liveness
@@ -26,6 +26,7 @@ from gristmill.process.messages import (
     Started,
     Stopped,
 )
+from gristmill.values import dataclass
 
 HELD = 2  # fewest items that a worker holds: it prepares one while it predicts the other
 BEAT = 0.25  # seconds between looks at the clock and at signals when nothing happens

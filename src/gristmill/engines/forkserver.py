@@ -23,13 +23,13 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import BinaryIO, NoReturn, TextIO
 
 from gristmill.engines import serving
 from gristmill.process.interrupts import ENDING
 from gristmill.process.spawning import be_named, die_with, mortal
 from gristmill.process.startup import pass_signals
+from gristmill.values import dataclass
 
 FORK = "GRISTMILL_FORK"  # 0 in the environment: workers are fresh interpreters
 IMPORTED = 30.0  # seconds for the imports of a server

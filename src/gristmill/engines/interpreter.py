@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from gristmill.engines import forkserver
@@ -17,6 +16,7 @@ from gristmill.engines.forkserver import Child, ForkServer, Surroundings
 from gristmill.job.options import EngineSpec
 from gristmill.process.spawning import Spawner, mortal
 from gristmill.process.startup import import_path, thread_variables
+from gristmill.values import dataclass
 
 T = TypeVar("T")
 TRIES = 3  # consecutive failures to fork, after which workers are fresh interpreters

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from gristmill.engines.crew import TAIL, Aside, Ended
@@ -19,6 +19,7 @@ from gristmill.engines.serving import WITHDRAWN
 from gristmill.process.liveness import Vigil
 from gristmill.process.messages import Alive, Death, Event, Item, Outcome, Portion, Printed, SplitStages, Taken
 from gristmill.process.startup import packed
+from gristmill.values import dataclass
 
 AT_WORKER = 2  # portions of an item that its worker holds but has not begun
 IN_STORE = 8  # portions of an item that wait in the object store

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from gristmill.engines.contract import Room, Wanted
@@ -38,6 +38,7 @@ from gristmill.process.messages import (
 from gristmill.process.sparksession import first_line, session
 from gristmill.process.spawning import Spawner
 from gristmill.process.startup import packed
+from gristmill.values import dataclass
 
 ROUND = 10_000  # most items in one round: Spark's driver keeps several kilobytes per task
 PATIENCE = 5.0  # seconds without a running task after which the wait is reported

@@ -9,12 +9,12 @@ import os
 import random
 import socket
 import time
-from dataclasses import dataclass
 
 from gristmill.errors import CorruptStore, NewerFormat, SinkBusy
 from gristmill.files.contract import Files
 from gristmill.files.document import Document
 from gristmill.process.locks import LockFile
+from gristmill.values import dataclass
 
 _LOOK = 0.1  # seconds, longer than somebody who looks holds a lock
 _LOOKED = 30.0  # seconds; if many look all the time, few moments are free of them

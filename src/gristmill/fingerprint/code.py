@@ -18,7 +18,7 @@ import types
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ from gristmill.fingerprint.values import Held, Walk, is_plain, is_small
 from gristmill.job.secret import UNSEALED, Secret, secrets_in
 from gristmill.job.specs import Call
 from gristmill.process.pickling import by_value
+from gristmill.values import dataclass
 
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 

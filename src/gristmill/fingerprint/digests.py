@@ -18,6 +18,7 @@ from gristmill.job.job import COPY, HELD, JobSpec, Source
 from gristmill.job.secret import SEALED, Secret, salt_of
 from gristmill.job.secret import sealed as seal
 from gristmill.shards.sourcefiles import FileInfo
+from gristmill.values import dataclass
 
 MOST_LINES = 12
 _OTHER_TABLE = "input: the table in memory has different content"
@@ -33,7 +34,7 @@ VALUE = "value of "  # before the name of an environment value in an argument
 _COLUMNS, _TYPES, _FOLDERS = "source.columns", "source.types", "source.folders"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class StoredFingerprint:
     """A fingerprint as claims and plans store it: the inputs are one digest without stamps, because the plan has its
     files in a table.
@@ -47,7 +48,7 @@ class StoredFingerprint:
     texts: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Fingerprint:
     """Digests by section and name. `inputs` may be large, and is compared only if its own digest differs. `reads` is a
     digest of the columns that are read, in order: it is what counts if the job names the same columns differently.

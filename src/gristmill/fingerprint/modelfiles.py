@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ from gristmill.fingerprint.digests import NOT_COMPARED
 from gristmill.fingerprint.diskcache import file_digest, table_digest
 from gristmill.fingerprint.values import texts_in
 from gristmill.job.secret import Secret, reveal
+from gristmill.values import dataclass
 
 # What model folders contain: for torch, ONNX, TensorFlow, scikit-learn, llama.cpp, gradient boosting, sentencepiece.
 WEIGHTS = {

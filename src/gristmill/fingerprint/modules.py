@@ -17,7 +17,7 @@ import sysconfig
 import types
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib.machinery import ModuleSpec, PathFinder, all_suffixes
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from gristmill.fingerprint.digests import NOT_COMPARED
 from gristmill.fingerprint.diskcache import file_digest, table_digest
 from gristmill.fingerprint.modelfiles import TOO_MANY, below, digests_of
 from gristmill.fingerprint.randomness import Drawn, dotted, drawn
+from gristmill.values import dataclass
 
 ALL = "*"
 _CODE = set(all_suffixes())

@@ -7,7 +7,7 @@ import importlib
 import operator
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gristmill.errors import BadJob, PlanChanged
@@ -17,6 +17,7 @@ from gristmill.fingerprint.modelfiles import BY_TIMES, Looked, Stamp, place_of, 
 from gristmill.fingerprint.modules import content, local_file, named, on_disk, package_digest, read
 from gristmill.fingerprint.values import Held
 from gristmill.job.secret import Secret
+from gristmill.values import dataclass
 
 AGAIN = "put it back and run again, or --restart (restart=True) with what is there now"
 

@@ -16,10 +16,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.process.startup import began
+from gristmill.values import dataclass
 
 _CLOCKS = {"time", "monotonic", "perf_counter", "process_time"}
 _HEX, _TOKEN, _NAME = "[0-9a-f]", "[A-Za-z0-9_-]", "[a-z0-9_]"

@@ -17,13 +17,14 @@ import pathlib
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gristmill.fingerprint import lazyfiles
 from gristmill.fingerprint.randomness import Drawn
 from gristmill.job.secret import SECRET_NAME, Secret
 from gristmill.job.uris import redact
+from gristmill.values import dataclass
 
 _SCALARS = (bool, int, float, str, bytes)
 _FLAT = {type(None), *_SCALARS}  # exactly these types: their repr distinguishes them, and is written in C

@@ -15,10 +15,10 @@ import numbers
 import os
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gristmill.errors import BadJob
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ delivery shapes no answer, so it is outside the fingerprint.
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -16,6 +16,7 @@ from gristmill.job.namelists import split as names_in
 from gristmill.job.registry import Registry
 from gristmill.job.secret import Secret, reveal
 from gristmill.job.uris import in_uri, is_secret, redact
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

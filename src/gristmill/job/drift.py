@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.job.annotations import is_of
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -15,6 +15,7 @@ from gristmill.job.recipients import Alert, Lineage, Metrics, as_told
 from gristmill.job.schedule import Schedule, as_schedule, due
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
 from gristmill.job.uris import file_formats, file_named, is_local, local_path
+from gristmill.values import dataclass
 
 _NOT_WRITTEN = (".csv", ".tsv", ".json", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro", ".txt")
 

@@ -1,7 +1,7 @@
 """The small frozen options of a job: how it runs (never what it answers), its gates, and its engine."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from gristmill.errors import BadJob
@@ -9,6 +9,7 @@ from gristmill.job.annotations import Help, Range, is_of, options_of, size, whol
 from gristmill.job.drift import limits_of
 from gristmill.job.keywords import EngineOptions, names_of, option_fields, unknown
 from gristmill.job.registry import Registry
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from gristmill.errors import BadJob
@@ -29,6 +29,7 @@ from gristmill.job.endpoints import (
 )
 from gristmill.job.keywords import option_fields
 from gristmill.job.specs import BACKEND, FILES, OUTPUT, RETURNS, SHA256
+from gristmill.values import dataclass
 
 Api = Literal["chat", "completions", "responses", "messages"]
 Backend = Literal["auto", "genai", "vllm"]

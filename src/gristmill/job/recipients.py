@@ -4,7 +4,7 @@ holds one up; addresses are as secret as passwords, since whoever has a webhook'
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
 
@@ -13,6 +13,7 @@ from gristmill.job.annotations import Help
 from gristmill.job.keywords import check_names, option_fields
 from gristmill.job.secret import Secret, reveal, secrets_in
 from gristmill.job.uris import is_local, local_path, redact
+from gristmill.values import dataclass
 
 Incident = Literal["failed", "late", "gate", "drift", "dead", "skipped", "recovered"]
 INCIDENTS: tuple[str, ...] = get_args(Incident)

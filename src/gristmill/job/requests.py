@@ -1,7 +1,6 @@
 """Requests to an endpoint as rows, as a job names them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 from gristmill.errors import BadJob
@@ -27,6 +26,7 @@ from gristmill.job.job import Sink, Source
 from gristmill.job.keywords import option_fields
 from gristmill.job.options import Gates
 from gristmill.job.prompts import BATCHED
+from gristmill.values import dataclass
 
 BATCH = "openai-batch"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, time, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +15,7 @@ from gristmill.errors import BadJob, did_you_mean
 from gristmill.job.annotations import Help, whole
 from gristmill.job.durations import duration, of_option
 from gristmill.job.keywords import option_fields
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from cronsim import CronSim

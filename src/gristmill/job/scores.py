@@ -1,7 +1,7 @@
 """Texts scored by language models, as a job names them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, ClassVar
 
 from gristmill.errors import BadJob
@@ -25,6 +25,7 @@ from gristmill.job.endpoints import (
 )
 from gristmill.job.keywords import option_fields
 from gristmill.job.specs import FILES, OUTPUT, SHA256
+from gristmill.values import dataclass
 
 
 @option_fields()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
@@ -14,6 +14,7 @@ from gristmill.job.job import Source
 from gristmill.job.registry import Registry
 from gristmill.job.secret import reveal
 from gristmill.job.uris import in_uri, is_local, local_path, redact
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.snapshots.contract import SnapshotKind

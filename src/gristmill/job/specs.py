@@ -5,7 +5,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from gristmill.errors import BadJob, BadModel
@@ -29,6 +29,7 @@ from gristmill.job.endpoints import (
 )
 from gristmill.job.keywords import option_fields
 from gristmill.job.registry import Registry
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.models.text_embedder import Queries
@@ -161,6 +162,8 @@ class TextSpec(ModelSpec, Protocol):
     def dtype(self) -> str: ...
 
 
+# The backends that run an export of weights, and what a spec calls them then.
+EXPORTED = {"onnx": "export", "openvino": "export-openvino"}
 FILES = "its files are compared by their digests"
 _PLACE = "where a model runs does not change what it answers"
 

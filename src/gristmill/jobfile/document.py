@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from gristmill.errors import BadJob
+from gristmill.values import dataclass
 
 Path = tuple[str | int, ...]
 

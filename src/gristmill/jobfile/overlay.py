@@ -9,7 +9,6 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
 from gristmill.errors import BadJob
@@ -18,6 +17,7 @@ from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec
 from gristmill.job.recipients import HEADS
 from gristmill.job.specs import MODELS, Step, head_of, of_call
+from gristmill.values import dataclass
 
 _OF_A_CALL = ("args", "batch_format", "takes")
 

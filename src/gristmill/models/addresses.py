@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+
+from gristmill.values import dataclass
 
 BASE = 0.5  # seconds for which an address is left out at first; twice as long each time
 FAILED = 2  # failures, one after the other, that are no longer those of single requests

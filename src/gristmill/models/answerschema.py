@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from gristmill.job.prompts import is_schema
 from gristmill.models.returns import parse_schema
 from gristmill.process.extras import require
 from gristmill.process.startup import UserCode
+from gristmill.values import dataclass
 
 SAID = 3  # of what is wrong with an answer
 _SCALARS: Mapping[str, pa.DataType] = {

@@ -6,12 +6,12 @@ has them (https://platform.openai.com/docs/api-reference), and Anthropic's messa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gristmill.job.prompts import Api
 from gristmill.models.replies import CHAT, LATER, MESSAGES, place_of, usage_of
 from gristmill.models.vendors import ANTHROPIC, OPENAI, Vendor
+from gristmill.values import dataclass
 
 Schema = Mapping[str, Any] | None
 Said = Sequence[Mapping[str, Any]]  # as the chat form has them: role, content; whatever form they are sent in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from gristmill.models.paid import Paid, provided_by
 from gristmill.models.provided import Provided
 from gristmill.models.replies import MESSAGES, Unanswered, UnderWay
 from gristmill.models.rowfunction import LoadedRows
+from gristmill.values import dataclass
 
 HEARD = 0.5  # seconds between two signs of life while batches are read
 WAITING = 4  # rows that are begun, per request in flight: some wait before they are sent again

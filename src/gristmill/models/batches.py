@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:  # a driver that asks nobody needs no event loop
     from gristmill.models.providers import State

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gristmill.models.encoder import EncoderFiles
     from gristmill.models.gpulibraries import Library
 from gristmill.process.messages import Failure
+from gristmill.values import dataclass
 
 # What endpoints are asked for, dollars, and the rows whose answer is an error.
 USED = ("requests", "prompt_tokens", "completion_tokens", "cost", "refused")

@@ -7,7 +7,6 @@ import base64
 import binascii
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,6 +30,7 @@ from gristmill.models.replies import Empty, Refused, placed, usage_of
 from gristmill.models.rowtypes import Checks
 from gristmill.models.spending import SHARE, Stake, keep
 from gristmill.process.failure import SomeFailed
+from gristmill.values import dataclass
 
 PATH = "embeddings"
 # Texts of a request, and their tokens at most. OpenAI takes 2,048 and 300,000, others fewer: what an endpoint refuses

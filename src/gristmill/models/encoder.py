@@ -5,15 +5,15 @@ the only ONNX file, or if it is requested (`dtype`, or the file itself as the mo
 no int8 file, it is made from the float32 model.
 
 If a folder has weights, they are the model: an ONNX graph beside them may be from an earlier training. Unless
-requested, the graph is used only if torch is not installed; if it is used, both are part of the digest. `EXPORTED`
-means ONNX Runtime or OpenVINO on an export of the weights, which a run may choose (driver/backends.py).
+requested, the graph is used only if torch is not installed; if it is used, both are part of the digest. A run may
+choose ONNX Runtime or OpenVINO on an export of the weights (driver/backends.py).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,13 +21,14 @@ import numpy as np
 
 from gristmill.errors import BadModel
 from gristmill.fingerprint.modelfiles import digests_of, inside, model_folder, read_json
+from gristmill.job.specs import EXPORTED
 from gristmill.models.onnx_graph import Value, read_graph
 from gristmill.models.pooling import TokenVectors
 from gristmill.models.text import Batch
 from gristmill.process.extras import installed, require
+from gristmill.values import dataclass
 
 BACKENDS = ("auto", "torch", "onnx", "openvino")
-EXPORTED = {"onnx": "export", "openvino": "export-openvino"}
 _DTYPES = {
     "auto": "auto", "float32": "float32", "fp32": "float32", "float": "float32", "float16": "float16",
     "fp16": "float16", "half": "float16", "bfloat16": "bfloat16", "bf16": "bfloat16", "int8": "int8", "int4": "int4",

@@ -12,7 +12,6 @@ import json
 import math
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from gristmill.models.encoder import EncoderFiles
 from gristmill.models.safetensors import read_header, read_safetensors
+from gristmill.values import dataclass
 
 OPSET = 17  # the oldest with LayerNormalization; ONNX Runtime since 1.12 runs it
 DATA = ".data"  # what the file beside the graph is called after it, which holds large tensors as they are

@@ -11,7 +11,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from gristmill.job.specs import TextSpec
 from gristmill.models.contract import Place
 from gristmill.process.spawning import mortal
 from gristmill.process.startup import import_path
+from gristmill.values import dataclass
 
 # How far exported float32 models may differ from torch to be used unasked (the design's bound for float32).
 CLOSE = 1e-5

@@ -14,7 +14,6 @@ from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.returns import parse_schema
-from gristmill.models.rowfunction import LoadedRows
 from gristmill.models.takes import takes_of
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
@@ -55,6 +54,8 @@ def open_model(spec: FunctionModel, place: Place) -> LoadedFunction:
     target = import_target(spec.call.target) if isinstance(spec.call.target, str) else spec.call.target
     if not _by_row(spec.call, target):
         return LoadedFunction(spec, place)
+    from gristmill.models.rowfunction import LoadedRows
+
     return LoadedRows(spec, replace(place, at_once=place.at_once or spec.concurrency or AT_ONCE))
 
 

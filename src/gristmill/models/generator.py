@@ -10,7 +10,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 from gristmill.errors import BadModel, GristmillError, RunFailed, did_you_mean
@@ -21,6 +20,7 @@ from gristmill.models.llmfiles import LlmFiles
 from gristmill.models.replies import CHAT, Refused
 from gristmill.process import machine
 from gristmill.process.extras import require
+from gristmill.values import dataclass
 
 AT_ONCE = 256  # prompts that are computed at a time, if nobody says how many: as many as its scheduler takes
 MAX_TOKENS = 256  # of an answer, if nobody says how many

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import BadModel, nearest
@@ -14,6 +13,7 @@ from gristmill.job.prompts import Backend
 from gristmill.models.gguf import context_length
 from gristmill.process import machine
 from gristmill.process.extras import installed
+from gristmill.values import dataclass
 
 GRAPH, TOKENIZER = "openvino_model.xml", "openvino_tokenizer.xml"
 MODULES: Mapping[Backend, str] = {"genai": "openvino_genai", "vllm": "vllm"}

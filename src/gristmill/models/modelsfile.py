@@ -6,7 +6,6 @@ import io
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.jobfile.document import read_document, write_document
 from gristmill.models.versions import OURS, Approval, Version, check, check_name, digests_at
 from gristmill.process.extras import installed, require
+from gristmill.values import dataclass
 
 FILE = "models.yaml"
 _KEYS = ("path", "sha256", "approved", "about")

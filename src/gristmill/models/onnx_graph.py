@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import BadModel
+from gristmill.values import dataclass
 
 # TensorProto.DataType, as numpy calls them
 _DTYPES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from gristmill.models.features import Ragged, Stacker, as_column, check_numbers,
 from gristmill.models.onnx import open_session
 from gristmill.models.onnx_graph import Graph, Value, read_graph
 from gristmill.process.extras import installed, require
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

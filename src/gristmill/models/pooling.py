@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from gristmill.fingerprint.modelfiles import read_json
 from gristmill.models.safetensors import read_safetensors
 from gristmill.models.text import Batch
 from gristmill.process.extras import require
+from gristmill.values import dataclass
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 # The older configuration has one key a mode; the order is that of sentence-transformers, and of the output.

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from gristmill.models.replies import Refused, UnderWay
 from gristmill.models.rowtypes import Misfit
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
+from gristmill.values import dataclass
 
 CHOICE = "choice"
 STRUCTURED = ("response_format", "json_schema", "structured", "output_config")  # words of a refusal of a schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from gristmill.models.bill import Bill
@@ -13,6 +13,7 @@ from gristmill.models.contract import Once
 from gristmill.models.desk import Desk
 from gristmill.models.providers import BatchAPI
 from gristmill.models.spending import Spending
+from gristmill.values import dataclass
 
 PROOF = 600.0  # seconds after which somebody is asked alone again before a batch is made, which may take a day
 

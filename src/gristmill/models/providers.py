@@ -11,12 +11,13 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, Any, Protocol
 
 from gristmill.job.endpoints import Provider
 from gristmill.models.desk import Desk, Gone
 from gristmill.models.replies import CHAT, MESSAGES
+from gristmill.values import dataclass
 
 SLACK = 3600.0  # seconds by which the provider's clock may differ from this one
 PAGE = 100

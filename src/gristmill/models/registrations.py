@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from gristmill.fingerprint.modelfiles import Digests, place_of, whole_stamp
 from gristmill.fingerprint.pins import Approved
 from gristmill.job.specs import Call, changed
 from gristmill.models.versions import MLFLOW, OURS, Approval, Registered, Version, check, digests_at
+from gristmill.values import dataclass
 
 _FIELDS = ("model", "llm")  # of specs, that name files
 # Words that say where a model stands today, and not which it is.

@@ -7,11 +7,11 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.job.uris import redact
 from gristmill.process.failure import Outside
+from gristmill.values import dataclass
 
 # Statuses of what may be answered another time, odd ones included: no more than 501 and 505 say that it never will be.
 LATER = frozenset({408, 409, 424, 425, 429, 499, *range(100, 200), *range(201, 300), *range(500, 1000)} - {501, 505})

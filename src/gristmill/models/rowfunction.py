@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from gristmill.models.rowtypes import FORMAT, AnswerTypes, Checks, Misfit
 from gristmill.process.failure import EarlierFailure, SomeFailed, Unasked, failure_of
 from gristmill.process.ownership import own
 from gristmill.shards.counts import summed
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pickle
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from gristmill.models.contract import Place
 from gristmill.models.export import export_key
 from gristmill.models.fidelity import apart, difference, values
 from gristmill.process import machine
+from gristmill.values import dataclass
 
 ROWS = 16  # that are compared
 TOKENS = 1024  # most of them together: a quarter of a second of MiniLM on a core

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +14,7 @@ from gristmill.errors import BadModel
 from gristmill.job.specs import Call
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.contract import Refusal
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from gristmill.fingerprint.modelfiles import read_json
 from gristmill.models.columns import check_columns, is_text
 from gristmill.models.contract import Prepared, Refusal
 from gristmill.process.extras import installed, require
+from gristmill.values import dataclass
 
 # Models whose positions begin after the padding id, so that `max_position_embeddings` counts two more than fit
 # (transformers: create_position_ids_from_input_ids).

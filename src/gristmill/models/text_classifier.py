@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from gristmill.models.encoder import EncoderFiles, check_graph, check_packages, 
 from gristmill.models.gpulibraries import library_of
 from gristmill.models.network import open_encoder
 from gristmill.models.text import TextTokens, TokenRules, token_rules
+from gristmill.values import dataclass
 
 TASK: Literal["embed", "classify"] = "classify"
 

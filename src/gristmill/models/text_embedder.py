@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ from gristmill.models.pooling import (
 )
 from gristmill.models.text import TextTokens, TokenRules, token_rules
 from gristmill.process import machine
+from gristmill.values import dataclass
 
 TASK: Literal["embed", "classify"] = "embed"
 

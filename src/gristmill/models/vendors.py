@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from gristmill.job.endpoints import Provider
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

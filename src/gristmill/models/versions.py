@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from gristmill.errors import BadModel
 from gristmill.fingerprint.modelfiles import MOST_FILES, Digests, below, digests_of
+from gristmill.values import dataclass
 
 OURS, MLFLOW = "registry:", "models:/"  # before the names of models
 _NAME = re.compile(r"[A-Za-z0-9_][\w.+-]*")

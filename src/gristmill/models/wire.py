@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import weakref
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
+
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from aiohttp.client_proto import ResponseHandler

@@ -9,7 +9,7 @@ import os
 import shlex
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -23,6 +23,7 @@ from gristmill.observe.incidents import Book, Open
 from gristmill.observe.outbox import Outbox
 from gristmill.observe.posting import NotTold, post
 from gristmill.observe.teller import Begun, Ended, Sign
+from gristmill.values import dataclass
 
 WITHIN_S = 8.0  # seconds that one alert may take, all tries together
 MOST_TEXT = 2000  # characters of an error's text: Slack takes 40,000, a telephone shows 200

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, Protocol
 
 from gristmill.observe import units
+from gristmill.values import dataclass
 
 Phase = Literal[
     "planning", "loading", "running", "publishing", "delivering", "done", "failed", "gate failed", "stopped"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any
 
 from gristmill.commit.documents import Drifted
 from gristmill.observe.report import Row, WorkerPace
+from gristmill.values import dataclass
 
 MOST_NIGHTS = 10  # generations that a result is shown beside
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from gristmill.values import dataclass
 
 OUTCOMES = ("ok", "dead", "filtered")
 

@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 
 from gristmill.errors import CorruptStore
@@ -22,6 +22,7 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.files.document import Document
 from gristmill.observe.teller import Sign
+from gristmill.values import dataclass
 
 T = TypeVar("T")
 MOST_TRIES = 500  # of a change; each fails only because somebody else's did not

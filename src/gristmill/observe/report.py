@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gristmill.observe import units
@@ -12,6 +12,7 @@ from gristmill.observe.events import Loaded
 from gristmill.observe.streams import is_terminal, width_of
 from gristmill.observe.tables import clip
 from gristmill.shards.counts import Counts
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.commit.documents import Delivered, Drifted

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gristmill.observe import units
 from gristmill.observe.streams import PIPE_WIDTH, is_terminal, width_of
+from gristmill.values import dataclass
 
 LEAST_CELL = 6  # columns of a cell below which a table column is left out rather than narrowed further
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

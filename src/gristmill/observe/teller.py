@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from gristmill.observe.events import Note, Progress
+from gristmill.values import dataclass
 
 PATIENCE_S = 10.0  # seconds, all tellers together, that the end of a run waits for what is still to be sent
 

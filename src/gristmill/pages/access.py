@@ -9,10 +9,11 @@ import hmac
 import ipaddress
 import re
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import field
 from http.cookies import CookieError, SimpleCookie
 
 from gristmill.errors import BadJob
+from gristmill.values import dataclass
 
 LEAST_TOKEN = 16  # characters: what nobody finds by trying
 DAYS = 30  # that a browser remembers that it was let in

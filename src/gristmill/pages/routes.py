@@ -7,7 +7,6 @@ import functools
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +23,7 @@ from gristmill.pages.server import Request, Response
 from gristmill.schedule.contract import RETRY, Run, tick_of
 from gristmill.schedule.entry import Scheduled
 from gristmill.schedule.state import State
+from gristmill.values import dataclass
 
 GLANCE_S = 3.0  # seconds that a page waits for what is only a part of it: the rest is of more use at once
 SHOWS_LATELY = 12  # of what was told

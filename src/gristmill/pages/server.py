@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gristmill.errors import BadJob
 from gristmill.pages.access import Listen
+from gristmill.values import dataclass
 
 AT_ONCE = 32  # requests; those beyond are turned away
 SILENCE_S = 10.0  # seconds that a client may say nothing, or take nothing

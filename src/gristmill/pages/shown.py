@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from urllib.parse import quote
 
@@ -18,6 +17,7 @@ from gristmill.schedule.jobs import Folder
 from gristmill.schedule.listing import when
 from gristmill.schedule.processes import last_words
 from gristmill.schedule.state import State
+from gristmill.values import dataclass
 
 MOST_FAILED = 20  # runs that need a person, on one page
 MOST_RUNS = 100  # of a job's history, on one page

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import PlanChanged
@@ -25,6 +24,7 @@ from gristmill.process.messages import Emit, Event, Failure, Item, Outcome, Prin
 from gristmill.process.ownstderr import flush, say
 from gristmill.process.startup import UserCode, thread_variables
 from gristmill.process.timelimit import Deadline
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     from gristmill.fingerprint.pins import Planned

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from gristmill.parallel.transport import Fault, Shown, fault_of, raised, short
 from gristmill.process.messages import Failure
 from gristmill.process.pickling import by_value
 from gristmill.process.startup import become_worker, import_path
+from gristmill.values import dataclass
 
 _ID = re.compile(r"[0-9a-z-]{1,80}")
 RESERVED = 4096  # bytes on disk for how a map ended, which can so be written even to a full disk

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from gristmill.errors import BadJob, PlanChanged, RemoteError, WorkerLost
@@ -14,6 +14,7 @@ from gristmill.parallel.pickles import Bundle, Unread, opened, seal
 from gristmill.parallel.transport import Fault, fault_of
 from gristmill.process.failure import ended
 from gristmill.process.messages import DONE, WAIT, Death, Event, Failure, Item, Left, Outcome, Signal, Started
+from gristmill.values import dataclass
 
 CHUNK_SECONDS = 0.03  # work in one message: enough to make its cost small, little enough to share work out evenly
 CHUNK_BYTES = 4 << 20  # bytes of inputs that one message should hold

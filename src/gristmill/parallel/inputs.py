@@ -6,8 +6,9 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from gristmill.values import dataclass
 
 Numbered = tuple[int, Any]
 KNOWN_AHEAD = 4096  # inputs with a known result that an iterator may be ahead of what was asked for

@@ -15,7 +15,6 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from gristmill.engines.registry import engine_kind, open_engine
@@ -31,6 +30,7 @@ from gristmill.parallel.transport import revived
 from gristmill.process.messages import Event, Printed, Waiting
 from gristmill.process.scratch import Folder
 from gristmill.process.startup import import_path
+from gristmill.values import dataclass
 
 GRACE = 0.5  # seconds that calls which are no longer wanted are given to end
 _NONE = object()

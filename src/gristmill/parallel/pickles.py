@@ -10,12 +10,12 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gristmill.parallel import transport
 from gristmill.parallel.transport import LARGE, Parcel, pack, unpack
 from gristmill.process.pickling import by_value, pickler
+from gristmill.values import dataclass
 
 _FIXED = frozenset({int, float, complex, bool, str, bytes, type(None)})
 

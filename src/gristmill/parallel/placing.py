@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import os
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.engines.contract import Sized
@@ -14,6 +13,7 @@ from gristmill.job.accelerators import meant
 from gristmill.job.options import EngineSpec
 from gristmill.parallel.calling import CORES
 from gristmill.process import machine
+from gristmill.values import dataclass
 
 WORKER = 64 << 20  # bytes that a worker holds, measured with little imported
 MOST_GROWN = 1000  # workers to ask of a cluster that may grow, if max_parallelism is not given

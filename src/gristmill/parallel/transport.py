@@ -8,13 +8,13 @@ import os
 import pickle
 import secrets
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.errors import CallTimeout, RemoteError, WorkerLost
 from gristmill.process.failure import failure_of
 from gristmill.process.messages import Failure
 from gristmill.process.pickling import by_value, pickler
+from gristmill.values import dataclass
 
 LARGE = 1 << 20  # bytes of a message above which its value travels through a file
 

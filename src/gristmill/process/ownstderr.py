@@ -7,7 +7,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
+
+from gristmill.values import dataclass
 
 __all__ = ["Known", "descriptor", "flush", "keep", "say"]
 

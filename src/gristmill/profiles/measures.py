@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from gristmill.profiles.profile import ColumnProfile, numbers_of
 from gristmill.profiles.sketch import Counted, Ranks
+from gristmill.values import dataclass
 
 FEW = 20  # different numbers in the reference up to which each is a bin of its own
 EMPTY = 1e-4  # the share that an empty bin counts as in a PSI

@@ -8,12 +8,13 @@ import base64
 import functools
 import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 import numpy as np
 
 from gristmill.profiles.sketch import Sketch, merged, repeated
+from gristmill.values import dataclass
 
 Kind = Literal["", "whole", "number", "text", "boolean", "vector", "other"]
 MOST: Mapping[str, int] = {"text": 1000, "boolean": 2, "whole": 64, "number": 64}  # different values that are counted

@@ -7,7 +7,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from gristmill.sources.formats import SOURCES
 from gristmill.stores.contract import Key
 from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.sinkrows import OF_SINK, own_key
+from gristmill.values import dataclass
 
 MOST_TRIED = 20_000_000  # places that are tried for an id, half a minute
 MOST_COPIES = 16  # of a row, that are tried

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -21,6 +20,7 @@ from gristmill.errors import CorruptStore
 from gristmill.files.disk import join
 from gristmill.proof.finding import Places
 from gristmill.proof.proof import Maker
+from gristmill.values import dataclass
 
 _OF_SHARD = re.compile(r"/g(\d+)-[^/]*/fates/(\d+)\.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from typing import Any, Literal
 
 from gristmill.commit.documents import ModelRecord, Sealed
@@ -11,6 +11,7 @@ from gristmill.commit.merkle import Step
 from gristmill.observe import units
 from gristmill.observe.report import DIGEST
 from gristmill.observe.tables import cell
+from gristmill.values import dataclass
 
 SHOWN = 200  # columns of a value of the row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from gristmill.result.verify import Member
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.stores.contract import Key
 from gristmill.stores.sinkrows import own_key
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

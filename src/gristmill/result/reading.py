@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ from gristmill.process.failure import storable
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sinks.contract import Role
 from gristmill.sinks.formats import sink_format
+from gristmill.values import dataclass
 
 
 def read(root: str, files: Files) -> Any:

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.contract import WorkFile
 from gristmill.sinks.formats import sink_format
 from gristmill.sinks.npy import vector_column
+from gristmill.values import dataclass
 
 FOLDER = "_reduced"
 BATCH_ROWS = 16_384

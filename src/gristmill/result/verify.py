@@ -9,7 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from gristmill.result import ids, reading
 from gristmill.result.reduction import OF_ROWS, digest_of_rows
 from gristmill.shards.counts import Counts
 from gristmill.sinks.contract import SinkFormat
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

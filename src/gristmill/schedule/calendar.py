@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from gristmill.job.schedule import due
 from gristmill.schedule.contract import Run
 from gristmill.schedule.entry import Scheduled
+from gristmill.values import dataclass
 
 MOST_MISSED = 400  # ticks of a job that are made up for: more than a year of nights
 THERE = timedelta(minutes=5)  # a tick that was longer ago was missed

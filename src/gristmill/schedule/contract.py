@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timezone
 from typing import Any, Protocol
+
+from gristmill.values import dataclass
 
 RUN, RETRY = "run", "retry-dead"
 

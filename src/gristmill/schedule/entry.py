@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import datetime
 
 from gristmill.errors import nearest
@@ -14,6 +14,7 @@ from gristmill.jobfile.document import MOST_BYTES, read_document
 from gristmill.jobfile.jobfile import read_job_file
 from gristmill.jobfile.merging import normal
 from gristmill.jobfile.scheduling import known_to
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.errors import BadJob
 from gristmill.job.schedule import Schedule
 from gristmill.schedule.entry import Scheduled
+from gristmill.values import dataclass
 
 LOOKED_AT = (2, 3, 4)  # exit codes after which a person has to look
 PLAUSIBLE = 600_000  # minutes: a time that a run was scheduled for is no more than that ago

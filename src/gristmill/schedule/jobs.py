@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 
 from gristmill.errors import BadJob, GristmillError, did_you_mean
 from gristmill.jobfile.suffixes import SUFFIXES
 from gristmill.schedule.entry import Scheduled, scheduled
+from gristmill.values import dataclass
 
 Stamp = tuple[int, int, int]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

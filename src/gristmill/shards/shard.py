@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from gristmill.shards.numbers import Numbers
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.values import dataclass
 
 MOST_ROWS = 1_000_000
 LEAST_ROWS = 256  # in a shard that may hold more: with fewer, a commit and a file cost more than they protect

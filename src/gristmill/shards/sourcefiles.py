@@ -7,8 +7,10 @@ record starts (JSONL, CSV; in the decompressed stream for compressed files), or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
+
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
 from gristmill.files.contract import Files
+from gristmill.values import dataclass
 
 Role = Literal["rows", "ids", "dead", "manifest", "index", "reduced", "fates", "answers"]
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gristmill.arrow.schemas import plain
 from gristmill.errors import BadJob
 from gristmill.files.contract import Files
 from gristmill.sinks.contract import SinkFormat, WorkFile, Writer
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,10 +8,11 @@ Parquet files in the run's folder (`pieces`), which are removed when the result 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from gristmill.job.snapshots import Wanted
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

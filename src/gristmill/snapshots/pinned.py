@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -20,6 +20,7 @@ from gristmill.snapshots.contract import Counted, DataFile, Growing, Snapshot
 from gristmill.snapshots.copying import copied
 from gristmill.sources import paths
 from gristmill.sources.paths import Storage
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

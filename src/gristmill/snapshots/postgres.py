@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,6 +21,7 @@ from gristmill.snapshots.sql import counting, read_of, selected
 from gristmill.snapshots.times import checked
 from gristmill.stores.pgsession import CONNECT
 from gristmill.stores.sql import quoted
+from gristmill.values import dataclass
 
 RANGE = 128 << 20  # bytes of a table that are read by one statement, and become one file
 _TEXTS = frozenset(("json", "jsonb", "name"))  # as they are, but not as these types

@@ -8,7 +8,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from gristmill.process.extras import require
 from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.kafkalog import REGISTRY, REGISTRY_USER, TopicLog
 from gristmill.sources.patience import patiently
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

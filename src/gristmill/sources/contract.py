@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

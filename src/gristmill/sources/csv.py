@@ -8,7 +8,7 @@ import csv
 import difflib
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from gristmill.sources.numbers import misread
 from gristmill.sources.paths import Storage
 from gristmill.sources.schema import INFERRED, from_names
 from gristmill.sources.stream import Stream, opened
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,9 +5,10 @@ at once; only a block with quotes in odd places is read with a regular expressio
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+
+from gristmill.values import dataclass
 
 __all__ = ["Dialect"]
 

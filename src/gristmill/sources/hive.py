@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -17,6 +17,7 @@ from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sinks.partition import NULL
 from gristmill.sources.contract import Block, Numbered, Reading, SourceFormat, Where
 from gristmill.sources.schema import MIXED, from_names
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -5,7 +5,7 @@ broker knows of each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from gristmill.sources.kafkalog import OURS, Span, TopicLog
 from gristmill.sources.lines import Lines
 from gristmill.sources.paths import Storage
 from gristmill.sources.schema import from_names
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

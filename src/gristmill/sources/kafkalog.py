@@ -10,7 +10,7 @@ import errno
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -21,6 +21,7 @@ from gristmill.process.interrupts import ENDING
 from gristmill.sources.listing import Entry, Names
 from gristmill.sources.openreaders import Waiting
 from gristmill.sources.patience import PATIENCE, StoreAway
+from gristmill.values import dataclass
 
 __all__ = ["MARKS", "OURS", "Span", "TopicLog", "placed"]
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from gristmill.errors import BadSource
 from gristmill.shards.ranges import as_ranges
 from gristmill.sources.stream import Stream
+from gristmill.values import dataclass
 
 __all__ = ["ENDLESS", "Lines", "Piece", "joined", "newlines", "pieces", "sample_ranges", "selected"]
 

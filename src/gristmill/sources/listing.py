@@ -7,10 +7,11 @@ from __future__ import annotations
 import os
 import stat as modes
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from gristmill.errors import BadSource
+from gristmill.values import dataclass
 
 Names = Callable[[str], bool]
 Met = Callable[[str, bool], None]  # told of a path, and whether it is a link

@@ -8,7 +8,6 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.openreaders import Waiting
 from gristmill.sources.paths import Storage, open_input
 from gristmill.sources.schema import conform
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

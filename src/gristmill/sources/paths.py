@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -22,6 +22,7 @@ from gristmill.job.uris import in_uri, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, Met, NamedListing
 from gristmill.sources.patience import Patient, StoreAway
+from gristmill.values import dataclass
 
 __all__ = ["Storage", "changed", "look", "mounted", "open_input", "reads", "redact", "resolve"]
 

@@ -12,13 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gristmill.errors import BadSource
 from gristmill.job.uris import redact
 from gristmill.process.interrupts import ENDING
 from gristmill.sources.listing import Entry, Listing, Names
+from gristmill.values import dataclass
 
 __all__ = ["PATIENCE", "Patient", "StoreAway"]
 

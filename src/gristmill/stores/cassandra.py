@@ -15,7 +15,6 @@ import re
 import secrets
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
@@ -54,6 +53,7 @@ from gristmill.stores.packing import (
     unpacking,
 )
 from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_longer
+from gristmill.values import dataclass
 
 BUCKET = 1000  # rows a partition: of rows of some kilobytes, a few megabytes, which is what servers like
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell

@@ -14,12 +14,13 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from gristmill.errors import BadJob, RunFailed, SinkBusy
 from gristmill.files.document import Document
 from gristmill.job.delivery import Mode, Place
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

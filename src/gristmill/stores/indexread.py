@@ -7,7 +7,6 @@ import os
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import key_bytes, unpacking
 from gristmill.stores.vectors import Indexed, searched
+from gristmill.values import dataclass
 
 MAGIC = b"GRISTIDX"  # the last bytes of a file, after the length of its footer
 FORMAT = 1

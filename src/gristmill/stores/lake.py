@@ -16,7 +16,6 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -29,6 +28,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.sinks.parquet import worth_a_dictionary
 from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
+from gristmill.values import dataclass
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
 WRITERS = 2  # files that are written at once

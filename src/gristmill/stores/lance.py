@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from gristmill.process.extras import require
 from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lake import Datafile, Lake, Snapshot, datafile, labelled
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.values import dataclass
 
 NOTE = "gristmill"  # of a commit and of a schema: what is in it of deliveries
 PART = "gristmill.part"

@@ -12,7 +12,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -27,6 +26,7 @@ from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs
 from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
 from gristmill.stores.refused import AS_TEXT, refuse, refuse_far, refuse_longer
+from gristmill.values import dataclass
 
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from gristmill.stores.contract import Load, Place
 from gristmill.stores.pgvector import OPERATORS
 from gristmill.stores.sql import Session
 from gristmill.stores.vectors import metric_of
+from gristmill.values import dataclass
 
 _TRIAL = "pg_temp.gristmill_trial"
 # Of a table's indices: name, columns, and what an Index tells.

@@ -6,7 +6,6 @@ import datetime as dt
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from gristmill.stores.pgsession import Transaction, base, connected, schema_of
 from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, latest, quoted
 from gristmill.stores.vectors import columns_in, searched
+from gristmill.values import dataclass
 
 Found = TypeVar("Found")
 # The types of values in columns; keys of columns that others made with another one are given as text.

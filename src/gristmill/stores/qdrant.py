@@ -18,7 +18,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
@@ -56,6 +55,7 @@ from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
 from gristmill.stores.refused import AS_TEXT, refuse_endless, refuse_far
 from gristmill.stores.vectors import Indexed, indexed, searched
+from gristmill.values import dataclass
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
 TIMEOUT = 60  # seconds for an answer

@@ -16,7 +16,6 @@ import json
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +55,7 @@ from gristmill.stores.packing import (
     unpacking,
 )
 from gristmill.stores.refused import AS_TEXT, refuse_far
+from gristmill.values import dataclass
 
 BUCKET = 100  # rows a hash: under 128, the server keeps it as one compact block
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell

@@ -5,11 +5,11 @@ again has been gone, so its rows are updated by the key that they refer to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gristmill.errors import BadJob
 from gristmill.stores.contract import Load
 from gristmill.stores.sql import Database, Session, quoted, same_key
+from gristmill.values import dataclass
 
 _AFTER = {"c": "deletes rows there", "n": "takes it from rows there", "d": "takes it from rows there"}
 

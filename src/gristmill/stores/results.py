@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from gristmill.files.disk import join
 from gristmill.result.reading import dataset_of
 from gristmill.stores.contract import Mark, Store
 from gristmill.stores.newest import distinct
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

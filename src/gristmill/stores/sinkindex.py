@@ -14,7 +14,6 @@ import hashlib
 import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import IO, Any
 
 import numpy as np
@@ -35,6 +34,7 @@ from gristmill.process.startup import imported
 from gristmill.result.reading import dataset_of, kept
 from gristmill.sinks.contract import WorkFile
 from gristmill.stores.packing import check_packed, packed_keys
+from gristmill.values import dataclass
 
 FEW = 8  # files that are searched one after the other, a few microseconds each; more become one
 MEMORY = "256MB"  # for sorting; more is sorted on disk

@@ -11,7 +11,7 @@ import warnings
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +33,7 @@ from gristmill.stores.lookup import SCANNED, Lookup, asked, keyed, matching, res
 from gristmill.stores.packing import key_bytes
 from gristmill.stores.sinkindex import hashed, opened, ranked, usable
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
+from gristmill.values import dataclass
 
 # What to do about keys of several rows in a sink without an index.
 OF_SINK = (

@@ -7,11 +7,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gristmill.errors import BadJob
 from gristmill.stores.contract import Load, Mark, Place, refuse_ours
+from gristmill.values import dataclass
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -58,6 +58,7 @@ from gristmill.stores.sql import (
 )
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
+from gristmill.values import dataclass
 
 PATIENCE = 20.0  # seconds to wait for a lock of another connection
 PAGE = 16_384  # bytes of a page in files that we make: a vector fits in one, and there are fewer to write
@@ -424,7 +425,7 @@ def _key_type(declared: str) -> pa.DataType:
     return next((k for words, k in kinds if any(word in declared.upper() for word in words.split())), pa.string())
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class There:
     """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
 

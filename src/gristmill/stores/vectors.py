@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
@@ -14,6 +13,7 @@ from gristmill.arrow.schemas import storage
 from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.stores.contract import Load, Metric, Near, Row, Search
+from gristmill.values import dataclass
 
 _AT_ONCE = 4 << 20  # numbers of float64 that are compared together
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
 from typing import Any
 
 from gristmill.driver.planning import Resolved
 from gristmill.engines.registry import open_engine
 from gristmill.errors import RunFailed
 from gristmill.process.messages import DONE, WAIT, Death, Event, Item, Outcome, Signal, Started
+from gristmill.values import dataclass
 from gristmill.worker.trial import Trial, TrialStages
 
 

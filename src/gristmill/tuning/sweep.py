@@ -7,7 +7,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gristmill.process.startup import import_path, starting
 from gristmill.shards import shard
 from gristmill.shards.shard import Piece, Shard
 from gristmill.tuning.bench import Answer, Bench
+from gristmill.values import dataclass
 from gristmill.worker.budgetsearch import HOPELESS, knee
 from gristmill.worker.recipe import Task
 from gristmill.worker.stages import ShardStages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow as pa
 from gristmill.errors import ONE_FOR_EACH, BadOutput, GristmillError
 from gristmill.process.failure import SomeFailed, Unasked, failure_of
 from gristmill.process.messages import Failure
+from gristmill.values import dataclass
 
 # Design §6: after this many failed rows with no success in between, the model itself is tried again.
 DOUBT_AFTER = 20

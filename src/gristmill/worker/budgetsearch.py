@@ -6,9 +6,10 @@ reports what a call took, and continues with the search it gets back.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from gristmill.job.options import BatchPlan
+from gristmill.values import dataclass
 from gristmill.worker.batches import Budget
 
 WITHIN = 0.03  # the knee: the smallest budget this close to the best throughput

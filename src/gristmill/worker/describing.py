@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from gristmill.models import kinds
 from gristmill.models.contract import ModelInfo
 from gristmill.process.messages import Emit, Item, Outcome
 from gristmill.process.startup import thread_variables
+from gristmill.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ import pickle
 import struct
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from gristmill.models.contract import Model
 from gristmill.process.messages import Alive, Emit, Item, Portion
+from gristmill.values import dataclass
 from gristmill.worker.heap import use_jemalloc
 from gristmill.worker.notes import note_loaded, warn_of_values
 from gristmill.worker.outcome import classified, scrubbed

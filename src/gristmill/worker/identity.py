@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import marshal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from itertools import pairwise
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from gristmill.arrow.rows import run_of
 from gristmill.arrow.topython import to_plain
+from gristmill.values import dataclass
 
 Row = tuple[str, int, str]  # path, position, copy
 

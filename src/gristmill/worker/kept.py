@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join, sha256_of
 from gristmill.shards.counts import Counts
+from gristmill.values import dataclass
 from gristmill.worker.identity import Identity
 from gristmill.worker.matching import Matching
 from gristmill.worker.outputcolumns import constant, fit, ids_of, keys, places

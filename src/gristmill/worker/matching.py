@@ -5,7 +5,7 @@ job with `update`, each source row's fate is recorded for the next run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from gristmill.arrow.hashing import rough, row_digests
 from gristmill.commit import fates
 from gristmill.commit.fates import Fates
 from gristmill.job.job import HELD
+from gristmill.values import dataclass
 from gristmill.worker.identity import Identity
 
 _PATH, _POSITION = "\0path", "\0position"  # no column of a source has such a name

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,6 +31,7 @@ from gristmill.process.liveness import LOADING
 from gristmill.process.messages import Alive, Elsewhere, Emit, Item, Left, Outcome, Printed, Tick, Took, Waiting
 from gristmill.process.ownstderr import say
 from gristmill.shards.counts import summed
+from gristmill.values import dataclass
 from gristmill.worker.bisection import ModelBroken, Stage
 from gristmill.worker.clock import WAITING, Clock
 from gristmill.worker.heap import resident

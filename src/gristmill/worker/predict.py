@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +20,7 @@ from gristmill.models.conversion import ROWS
 from gristmill.models.passthrough import same
 from gristmill.process.failure import SomeFailed
 from gristmill.shards.counts import Counts
+from gristmill.values import dataclass
 from gristmill.worker.batches import Budget, cut_lazily, padded_tokens
 from gristmill.worker.bisection import DeadRow, Doubt, Isolation, Stage, length_error
 from gristmill.worker.budgetsearch import Search

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from gristmill.shards.shard import Piece
 from gristmill.sources import where
 from gristmill.sources.contract import BadRow, Block, Reading
 from gristmill.sources.rowdigests import Content
+from gristmill.values import dataclass
 from gristmill.worker.bisection import DeadRow, Stage
 from gristmill.worker.clock import Clock
 from gristmill.worker.identity import Copies, Copy, Identity

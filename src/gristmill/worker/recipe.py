@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from gristmill.models.contract import Place
 from gristmill.shards.shard import Shard
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sources.contract import SourceFormat
+from gristmill.values import dataclass
 from gristmill.worker.matching import Matching
 
 # Rows in flight and answered ones that wait for an earlier row, per row that is asked for at a time: enough that a row

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gristmill.process.messages import Emit, Item
 from gristmill.process.startup import thread_variables
+from gristmill.values import dataclass
 from gristmill.worker.heap import collect_rarely, keep_freed, use_jemalloc
 from gristmill.worker.recipe import LEAST_BEGUN, Recipe, most_begun
 
 if TYPE_CHECKING:
-    pass
-from gristmill.worker.notes import warn_of_values
-from gristmill.worker.pipeline import ShardWorker
+    from gristmill.worker.pipeline import ShardWorker
 
 LEAST_AHEAD = 4  # shards that a worker holds besides the one whose rows it waits for, if these are asked for row by row
 
@@ -52,6 +50,10 @@ class ShardStages:
         return variables
 
     def open(self, name: str, emit: Emit) -> ShardWorker:
+        # A driver ships these stages and opens none, so it does without what does the work.
+        from gristmill.worker.notes import warn_of_values
+        from gristmill.worker.pipeline import ShardWorker
+
         if self.timed:
             use_jemalloc()
             keep_freed()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import datetime
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -30,6 +30,7 @@ from gristmill.models.passthrough import handed_back, same
 from gristmill.models.takes import takes_of
 from gristmill.process.failure import SomeFailed
 from gristmill.process.startup import UserCode
+from gristmill.values import dataclass
 from gristmill.worker.batches import divided
 from gristmill.worker.bisection import DeadRow, Doubt, Isolation, Stage, length_error, told_dead
 from gristmill.worker.identity import digest_of_row, digests_of

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
 from gristmill.files.document import Document
 from gristmill.process.failure import LATE
+from gristmill.values import dataclass
 from gristmill.worker.bisection import DeadRow, Stage
 from gristmill.worker.identity import Identity, Row
 from gristmill.worker.recipe import Task

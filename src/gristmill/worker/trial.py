@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from gristmill.models.contract import Prepared
 from gristmill.process.failure import failure_of
 from gristmill.process.messages import Emit, Item, Outcome
+from gristmill.values import dataclass
 from gristmill.worker.batches import MOST_ROWS, Budget, cut, padded_tokens
 from gristmill.worker.prepare import Prepare
 from gristmill.worker.recipe import Recipe, Task

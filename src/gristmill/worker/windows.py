@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from gristmill.values import dataclass
 
 
 class Sized(Protocol):
