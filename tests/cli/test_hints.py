@@ -32,3 +32,75 @@ def test_a_sink_named_as_a_numpy_file() -> None:
     with pytest.raises(gm.BadJob, match=r"sink vec/ with --format npy"):
         gm.sink("vec.npy")
     assert gm.sink("vec.npy", format="npy").format == "npy"
+
+
+def test_the_option_of_a_delivery_in_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` and `apply` have a --key and an --evolve, too, which are not the delivery's."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    Path("code.py").write_text("def f(batch):\n    return {'y': batch['id']}\n")
+    job = "source: rows.parquet\nmodel: {call: 'code.py:f'}\nsink: {uri: out, keep: [id]}\n"
+    Path("job.yaml").write_text(job + "deliver: [{to: 'sqlite://s.sqlite#t', mode: upsert}]\n")
+    assert main(["run", "job.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "key= is of the delivery: {to: …, key: …} in a job file, or ?key=… in its address" in said, said
+    assert "--key" not in said
+    assert main(["apply", "rows.parquet", "out", "--fn", "code.py:f", "--deliver", "lmdb://s.lmdb"]) == 2
+    assert "or ?key=… in its address" in capsys.readouterr().err
+
+
+def test_what_the_help_looks_up_is_what_the_help_delivers() -> None:
+    """By the key of the delivery: each store of lookup's examples is one of deliver's, with a --key."""
+    from gristmill.cli.deliver import DELIVER, LOOKUP
+
+    def stores(examples: str) -> dict[str, str]:
+        lines = [line.split() for line in examples.splitlines() if line.startswith("gristmill")]
+        return {word: " ".join(line) for line in lines for word in line if "://" in word}
+
+    delivered = stores(DELIVER)
+    looked = stores(LOOKUP)
+    assert looked and all("--key" in delivered[store] for store in looked), looked
+
+
+def test_the_help_of_plan_says_what_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A model of the kinds that are loaded to be described is named; of others none is loaded."""
+    from gristmill.job.specs import MODELS
+    from gristmill.models.kinds import loads_to_describe
+
+    assert [kind for kind in MODELS.ours if loads_to_describe(MODELS.get(kind))] == ["sklearn"]
+    assert main(["plan", "--help"]) == 0
+    assert "no model is loaded, save those of scikit-learn" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_that_is_a_store_is_named_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`lookup scores.lmdb` would take it for a sink."""
+    monkeypatch.chdir(tmp_path)
+    for name, told in (("s.lmdb", "lmdb://s.lmdb\n"), ("s.sqlite", "sqlite://s.sqlite#TABLE")):
+        Path(name).touch()
+        assert main(["lookup", name, "3"]) == 2
+        assert f"{name}: a store is named by its address: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["apply", "rows.parquet", "out", "--fn", "m:f", "--keep", "id", "x"], "and the last, x, is the sink"),
+        (["up", "job.yaml"], "job.yaml: is a file, and its folder is what is run: gristmill up . (gristmill run job"),
+        (["up", ".", "--again", "jb.yaml"], "no job with a schedule in . is called so; did you mean 'job.yaml'?"),
+        (["run", "job.yaml", "--set", 'alerts=[{"command":"tee","on":["fail"]}]'], "recovered; did you mean 'failed'?"),
+    ],
+)
+def test_what_was_most_likely_meant(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values of a flag with blanks between, a file for its folder, a mistyped name (one without suffix is a job's)."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    Path("job.yaml").write_text("source: rows.parquet\nmodel: {call: 'm:f'}\nsink: out\nschedule: '@daily'\n")
+    assert main(arguments) == 2
+    assert told in capsys.readouterr().err
+    assert main(["up", ".", "--again", "job"]) == 0

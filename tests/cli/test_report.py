@@ -80,7 +80,10 @@ def test_a_run_that_was_killed(folder: Folder) -> None:
     assert eventually(lambda: told(folder)["state"] == "unfinished", 30)
     (run,) = told(folder)["runs"]
     assert run["state"] == "killed" and "ended without a word" in run["error"]
-    assert "killed" in folder.run("report", "out").out
+    shown = folder.run("report", "out").out
+    assert "killed: the run that began" in shown and "0.00 s" not in shown
+    page = folder.run("report", "out", "--format", "html").out
+    assert ">killed</span>" in page and ">0.00 s<" not in page
     assert folder.run(*arguments).code == 0
     assert [run["state"] for run in told(folder)["runs"]] == ["killed", "done"]
 

@@ -237,6 +237,14 @@ def test_a_filter_that_cannot_hold_is_refused_when_planning(numbers: str, tmp_pa
     gm.Job(numbers, functions.double, str(tmp_path / "out"), steps=[functions.plus_one, *filters], workers=0).plan()
 
 
+@pytest.mark.parametrize(("key", "steps"), [("where", []), ("filter", [gm.filter("idd < 900")])])
+def test_a_condition_is_told_by_its_key(key: str, steps: list, numbers: str, tmp_path: Path) -> None:
+    """With what there is instead of a column that there is not."""
+    source = gm.source(numbers, where="idd < 900" if key == "where" else None)
+    with pytest.raises(gm.BadJob, match=rf"{key}: condition 'idd < 900': there is no column 'idd'; .*mean 'id'\?$"):
+        gm.Job(source, functions.double, str(tmp_path / "out"), steps=steps, workers=0).run()
+
+
 def test_a_step_that_drops_rows_silently_stops_the_job(numbers: str, tmp_path: Path) -> None:
     """A changed row count is an error that names the step and both counts, never a shorter result."""
     with pytest.raises(gm.BadOutput, match=r"drops was given \d+ rows and returned \d+"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import statistics
@@ -189,6 +190,22 @@ def test_a_forecast_that_passes_the_deadline_is_warned_of_before_it(tmp_path: Pa
     assert seen.alerts() == ["foresees late"]
     text = next(note.text for note in seen.notes if "foresees" in note.fields)
     assert "will be late: by the last run it ends about" in text and "1 h after its deadline" in text
+
+
+def test_the_first_rows_tell_nothing_of_calls_in_flight(tmp_path: Path) -> None:
+    """Of a function of one row a few are called to begin with, and then many at a time: no forecast, and no alarm."""
+    seen = Notes()
+    rows = pa.table({"x": range(1500)})
+
+    async def ask(row: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0.1)
+        return {"y": row["x"]}
+
+    options: dict[str, Any] = {"concurrency": 100, "deadline": "1m", "workers": 0, "observer": seen}
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    report = gm.apply(str(tmp_path / "rows.parquet"), str(tmp_path / "out"), fn=ask, returns={"y": "int64"}, **options)
+    assert report.rows_ok == 1500 and report.seconds < 60
+    assert seen.alerts() == [] and not [note for note in seen.notes if note.text.startswith("takes")]
 
 
 def test_late_by_less_than_a_minute(tmp_path: Path, monkeypatch: Any) -> None:

@@ -84,3 +84,9 @@ def test_a_name_that_nothing_may_have(options: dict[str, Any], noted: str | None
             made.run()
     else:
         assert made.plan().notes == () and made.run().rows_ok == 20
+
+
+def test_several_columns_in_one_text(tmp_path: Path) -> None:
+    """As they are typed after a flag; elsewhere they are a list."""
+    with pytest.raises(gm.BadSource, match=r"keep names column 'id, origin'.*several are a list: \[id, origin\]"):
+        job(tmp_path / "out", keep="id, origin").plan()

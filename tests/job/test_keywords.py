@@ -229,6 +229,9 @@ def test_ways_out_of_what_was_read(tmp_path: Path) -> None:
     assert rows.to_polars().columns == ["x", "v"]
     with pytest.raises(gm.BadJob, match=r"no column 'w': it has x, v; did you mean 'v'\?|no column 'w': it has x, v"):
         rows.to_numpy("w")
+    with pytest.raises(gm.BadJob, match="no column 'w': it has x, v"):
+        rows.to_pandas(columns=["x", "w"])
+    assert list(rows.to_pandas(columns=["x"]).columns) == ["x"]
     vectors = gm.model(doubled_twice, returns={"v": "float32[2]"})
     nothing = gm.sink(str(tmp_path / "none"))
     gm.Job(data, vectors, nothing, steps=[gm.filter("x > 9")], workers=0, gates={"allow_empty": True}).run()

@@ -90,6 +90,7 @@ def test_what_no_row_would_be_answered_for_is_said_after_one_request(chat: ChatS
             0,
         ),
         ({"base_url": "nowhere"}, "base_url 'nowhere' is not an address", 0),
+        ({"base_url": "localhost:8000/v1"}, "base_url 'localhost:8000/v1' is not an address", 0),
     ):
         before = chat.told()["requests"]
         code = 1 if "is this the endpoint" in said else 2
@@ -116,11 +117,27 @@ def test_a_missing_key_and_a_wrong_address_are_named(
         gm.prompt(table(), tmp_path / "out", **asked)
 
 
+def test_a_column_in_one_brace_is_refused(tmp_path: Path) -> None:
+    """All rows would be asked the same, and paid for; a text in braces that is no column's is only noted."""
+    asked = {"model": "m", "workers": 0, "base_url": "http://127.0.0.1:9/v1"}
+    with pytest.raises(BadModel, match=r"column 'text' is \{\{ text \}\}, with two braces") as e:
+        gm.prompt(table(), tmp_path / "out", prompt="Is it good? {text}", **asked)  # type: ignore[arg-type]
+    assert e.value.exit_code == 2
+    for prompt in (
+        'Answer {"text": 1}',
+        "Say {this}",
+        "{{ '{text}' }}",
+        "{% raw %}{text}{% endraw %}",
+        "{text} is {{ text }}",
+    ):
+        gm.Job(table(), gm.Prompt(prompt, "m", base_url="http://127.0.0.1:9/v1"), str(tmp_path / "out")).plan()
+
+
 def test_a_prompt_without_a_column_is_noted(tmp_path: Path) -> None:
     """By the plan; not one that names a column anywhere, in a file as well, or that may read any."""
     (tmp_path / "prompt.txt").write_text("{{ text }}")
     told = {}
-    for prompt in ("{ text }", "{{ text }}", "{{ row }}", f"@{tmp_path / 'prompt.txt'}"):
+    for prompt in ("{ this }", "{{ text }}", "{{ row }}", f"@{tmp_path / 'prompt.txt'}"):
         job = gm.Job(table(3), gm.Prompt(prompt, "m", base_url="http://127.0.0.1:9/v1"), str(tmp_path / "out"))
         told[prompt] = [note for note in job.plan().notes if "all rows are asked the same" in note]
     assert [bool(notes) for notes in told.values()] == [True, False, False, False], told

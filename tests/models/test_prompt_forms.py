@@ -172,7 +172,7 @@ def test_a_preview_shows_the_prompt_beside_the_answer(chat: ChatServer, tmp_path
 def test_parts_that_do_not_go_together(chat: ChatServer) -> None:
     """Said before any request, with the way out."""
     for options, said in (
-        ({}, "give a prompt .*or messages"), ({"prompt": "x", "messages": asked}, "give a prompt .*or messages"),
+        ({}, "give a prompt .--prompt.*messages"), ({"prompt": "x", "messages": asked}, "give a prompt .*or messages"),
         ({"messages": asked, "system": "s"}, "system belongs to a prompt"),
         ({"messages": 3}, "give a function of a row"),
         ({"prompt": "x", "api": "completions", "system": "s"}, "api=completions sends one text"),

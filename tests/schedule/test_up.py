@@ -329,13 +329,39 @@ def test_once_tells_what_waits_for_its_next_try(tmp_path: Path) -> None:
 
     assert once() == [1] and [one.kind for one in told] == ["started", "retry"]
     assert once() == [1]
-    assert [(one.kind, one.grave) for one in told] == [("waiting", True)]
-    assert "n.yaml of 2026-01-01 23:00 UTC: failed, and waits until 2026-01-02 12:11 UTC" in told[0].text
-    assert "--once --again n.yaml" in told[0].text
+    assert [(one.kind, one.grave) for one in told] == [("since", False), ("waiting", True)]
+    assert "n.yaml of 2026-01-01 23:00 UTC: failed, and waits until 2026-01-02 12:11 UTC" in told[1].text
+    assert "--once --again n.yaml" in told[1].text
     assert state.again("n.yaml", world.at.timestamp()) == 1
     world.code = lambda run: 0
     assert once() == [0] and once() == [] and state.again("n.yaml", world.at.timestamp()) == 0
     state.close()
+
+
+def test_since_of_jobs_that_are_known_is_told(tmp_path: Path) -> None:
+    """It makes up for nothing then, and one line says of which jobs, and how a time is run by hand."""
+    write(tmp_path, "a")
+    state = State(str(tmp_path / ".gristmill"))
+    world: Any = Simulated(utc("2026-01-02T12:00"), takes=60)
+    told = list[Happening]()
+    since = utc("2026-01-01T12:00")
+    assert Up(JobFiles(str(tmp_path), {}), state, world, told.append, since=since).once() == [0]
+    assert [one.kind for one in told if one.kind == "since"] == []
+    write(tmp_path, "b")
+    assert Up(JobFiles(str(tmp_path), {}), state, world, told.append, since=since).once() == [0]
+    (said,) = [one.text for one in told if one.kind == "since"]
+    assert "and a.yaml is known" in said and "a.yaml --scheduled TIME" in said and "b.yaml" not in said
+    state.close()
+
+
+@pytest.mark.parametrize("key", ["schedul", "Schedule", "scheduled", "cron"])
+def test_a_schedule_under_a_mistyped_key_is_told(key: str, tmp_path: Path) -> None:
+    """It would never run, and nobody would know; a job without a schedule, or another file, is left out quietly."""
+    write(tmp_path, "a", f"{key}: '@daily'")
+    write(tmp_path, "b", "deadline: 7h")
+    (tmp_path / "c.yaml").write_text("services: {cron: x}\nscheduler: y\n")
+    found = JobFiles(str(tmp_path), {}).read(utc("2026-01-02T12:00"))
+    assert list(found.bad) == ["a.yaml"] and "did you mean" in found.bad["a.yaml"] and "schedule" in found.bad["a.yaml"]
 
 
 def test_since_is_in_the_time_zone_of_the_schedule(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_a_preview_and_a_plan_deliver_nothing() -> None:
     [
         ("dukdb://s.duckdb#t", "store 'dukdb': it must be one of .*; did you mean 'duckdb'"),
         ("s.duckdb", "deliver s.duckdb: give a store's address: duckdb://…"),
+        ("sqlite://s.sqlite#t?key=id", r"options stand before the #: sqlite://…\?key=…#t$"),
         ("duckdb://s.duckdb", "name a table: duckdb:///.*s.duckdb#scores"),
         ("duckdb://no/such/folder/s.duckdb#t", "there is no folder /.*/no/such/folder"),
         ("lmdb://s.lmdb", "no key: name the columns that tell rows apart"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, get_args
@@ -28,11 +29,18 @@ if TYPE_CHECKING:
     from gristmill.stores.lookup import Lookup
 
 DELIVER = """
-gristmill deliver scores/ duckdb:///data/scores.duckdb#scores
 gristmill deliver scores/ lmdb:///data/scores.lmdb --key id
+gristmill deliver scores/ duckdb:///data/scores.duckdb#scores --key id
 gristmill deliver scores/ postgresql://db/shop#scores --mode upsert --key id
+gristmill deliver emb/ usearch:///data/emb.usearch --key id
 gristmill deliver job.yaml
+
+# then, by the key of the delivery: gristmill lookup lmdb:///data/scores.lmdb 17
 """
+_FILES = {  # of stores, by how they are named as a rule
+    ".lmdb": "lmdb://{}", ".usearch": "usearch://{}", ".faiss": "faiss://{}", ".duckdb": "duckdb://{}#TABLE",
+    ".sqlite": "sqlite://{}#TABLE", ".db": "sqlite://{}#TABLE",
+}  # fmt: skip
 _FLAGS = {name: options_of(Delivery)[name] for name in ("mode", "key", "evolve", "delete")}
 
 
@@ -87,9 +95,11 @@ def deliver(target: str, uri: str | None, **given: Any) -> int:
 
 LOOKUP = """
 gristmill lookup lmdb:///data/scores.lmdb 17 42
-gristmill lookup scores/ 17 --key id
-gristmill lookup duckdb:///data/scores.duckdb#scores 'tt0111161' --json
+gristmill lookup duckdb:///data/scores.duckdb#scores 17
 gristmill lookup usearch:///data/emb.usearch --nearest question.npy -k 5
+gristmill lookup scores/ 17 --key id
+
+# the stores are those of: gristmill deliver scores/ lmdb:///data/scores.lmdb --key id
 """
 
 
@@ -118,6 +128,8 @@ def lookup(target: str, keys: tuple[str, ...], columns: tuple[str, ...], nearest
     if bool(keys) == (nearest is not None):
         raise BadJob("lookup: give keys, or --nearest with a vector")
     by = listed(columns)
+    if not is_store(target) and os.path.isfile(target) and (kind := _FILES.get(os.path.splitext(target)[1])):
+        raise BadJob(f"{redact(target)}: a store is named by its address: {kind.format(redact(target))}")
     with in_store(target, by) if is_store(target) else in_sink(*place(target, given), by) as looking:
         if nearest is not None:
             return _nearest(looking, nearest, redact(target), **given)

@@ -13,6 +13,7 @@ import click
 
 from gristmill.errors import GristmillError
 from gristmill.job.secret import Secret, scrub
+from gristmill.job.synonyms import meant, said
 
 USAGE = 2
 FAILED = 1
@@ -66,8 +67,18 @@ def _system(error: OSError) -> int:
 def usage(error: click.UsageError) -> str:
     """A usage error with what was most likely meant, and how to get help."""
     message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        message = _no_such_option(error.option_name, error.ctx.command.params) or message
     path = error.ctx.command_path if error.ctx is not None else "gristmill"
     return f"{message[:1].lower()}{message[1:]} ({path} --help)"
+
+
+def _no_such_option(name: str, parameters: Iterable[click.Parameter]) -> str | None:
+    """What is said of a flag that has another name elsewhere, or for which there is none; None of any other."""
+    flags = [flag for parameter in parameters for flag in parameter.opts if flag.startswith("--")]
+    near = meant(name, flags)
+    hint = f"did you mean {near}?" if near else said(name)
+    return None if hint is None else f"no such option {name!r}: {hint}"
 
 
 def say(message: str) -> None:

@@ -16,7 +16,7 @@ import click
 from gristmill.cli.helptext import GroupedOption
 from gristmill.errors import BadJob
 from gristmill.job.annotations import Help, Option, options_of
-from gristmill.job.delivery import Delivery
+from gristmill.job.delivery import Delivery, is_store
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec, Gates, Running, Update
@@ -267,14 +267,23 @@ def listed(values: Sequence[str]) -> tuple[str, ...]:
 _OTHERS = re.compile(r"""(?<!\w)(['"]).*?\1(?!\w)|\w\((?:[^()]|\([^()]*\))*\)|--[\w-]+\s[\w.]+=|\w+=[^\s,;)]*/\S*""")
 
 
+def _of_a_store(message: str) -> bool:
+    """Whether a message is about a store that is delivered to."""
+    return any(is_store(word.lstrip("'(\"")) for word in message.split() if "://" in word)
+
+
 def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
     """A line that tells how this command takes the options that a message names as in Python (`types=`); empty if it
     names none, or gives the flag itself.
     """
     given = {parameter.name: parameter.opts[0] for parameter in parameters}
     own = {opt.removeprefix("--").replace("-", "_"): opt for p in parameters for opt in p.opts if opt.startswith("--")}
-    told = []
+    told, here = [], _of_a_store(message)
     for name in dict.fromkeys(re.findall(r"(?<![\w.'\"/-])([a-z_]+)=", _OTHERS.sub(" ", message))):
+        if here and name in options_of(Delivery) and not {"mode", "nearest"} & own.keys():  # of deliver, lookup
+            inside = "" if name in ("index", "options") else f", or ?{name}=… in its address, before the #"
+            told.append(f"{name}= is of the delivery: {{to: …, {name}: …}} in a job file{inside}")
+            continue
         homes = [(s, cls) for s, classes in SECTIONS.items() for cls in classes if name in options_of(cls)]
         if len({section for section, _ in homes}) != 1:
             continue

@@ -130,7 +130,8 @@ gristmill plan job.yaml --probe --hour-price 2.50
 @words.as_json
 @words.debug
 def plan(job: str, probe: bool, **given: Any) -> int:
-    """Say what would run, from metadata alone: no model is loaded, nothing is written. Estimates are marked as such.
+    """Say what would run: nothing is written, and without --probe no row is scored. Code is imported, but no model is
+    loaded, save those of scikit-learn, which tell their columns so. Estimates are marked as such.
 
     How long it takes, and costs, is told by how long earlier runs took, and how far off such estimates were.
 

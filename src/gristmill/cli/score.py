@@ -284,7 +284,14 @@ def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Where rows come from and go."""
     if command == "run-batch":
         return batch_ends(given["input_file"], given["output_file"])
-    return {"source": Source(uri=given["source"]), "sink": Sink(given["sink"])}
+    sources, sink = given["source"], given["sink"]
+    first, last = sources[0], sources[-1]
+    if os.path.exists(first) and not os.path.exists(last) and not set(last) & set("*?[{:") and first != last:
+        raise BadJob(
+            f"{last}: no such file or folder. Of several names all but the last are sources, and the last, "
+            f"{sink}, is the sink: if that is no name of a folder, give values of one flag with commas (--keep a,b)"
+        )
+    return {"source": Source(uri=sources), "sink": Sink(sink)}
 
 
 def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tuple[Flag, ...]]:

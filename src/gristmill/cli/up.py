@@ -16,7 +16,7 @@ import click
 from gristmill.cli import common as words
 from gristmill.cli.helptext import Command
 from gristmill.cli.job import instant
-from gristmill.errors import BadJob, Interrupted, SinkBusy
+from gristmill.errors import BadJob, Interrupted, SinkBusy, did_you_mean
 
 TOKEN = "GRISTMILL_TOKEN"
 UP = """
@@ -36,7 +36,7 @@ GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
 
 
 @click.command(cls=Command, examples=UP)
-@click.argument("folder", type=click.Path(file_okay=False))
+@click.argument("folder")
 @words.option("--once", is_flag=True, group="How it runs", help="Run what is due now, and end; exit 1 if a run failed")
 @words.option(
     "--at-once",
@@ -104,6 +104,11 @@ def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: st
     from gristmill.schedule.jobs import JobFiles
 
     at = _listening(given.pop("listen"), given.pop("token_file"))
+    if os.path.isfile(folder):
+        raise BadJob(
+            f"{folder}: is a file, and its folder is what is run: gristmill up {os.path.dirname(folder) or '.'} "
+            f"(gristmill run {folder} runs the job alone, now)"
+        )
     if not os.path.isdir(folder):
         raise BadJob(f"{folder}: there is no such folder: give the one with the job files")
     where = state or os.path.join(folder, ".gristmill")
@@ -226,6 +231,7 @@ def _told(log: str | None, lately: deque[tuple[datetime, Any]]) -> Iterator[Call
 
 
 def _again(files: Any, where: str, names: tuple[str, ...], once: bool) -> None:
+    from gristmill.jobfile.suffixes import SUFFIXES
     from gristmill.schedule.state import State
 
     now = datetime.now(timezone.utc)
@@ -234,10 +240,11 @@ def _again(files: Any, where: str, names: tuple[str, ...], once: bool) -> None:
         state.belong(files.folder)
         for name in names:
             job = os.path.basename(name)
+            job = next((one for one in (job, *(job + suffix for suffix in SUFFIXES)) if one in found.jobs), job)
             if job not in found.jobs:
-                raise BadJob(
-                    f"--again {name}: {found.bad.get(job) or f'no job with a schedule in {files.folder} is called so'}"
-                )
+                near = did_you_mean(job, found.jobs)
+                why = found.bad.get(job) or f"no job with a schedule in {files.folder} is called so{near}"
+                raise BadJob(f"--again {name}: {why}")
             count = state.again(job, now.timestamp())
             which = f"{count} run{'' if count == 1 else 's'}"
             what = f"{which} to be tried again: {_by_whom(files.folder, where, once)}"

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gristmill.errors import BadJob, BadSource
 from gristmill.job.job import JobSpec, Sink, Source
-from gristmill.job.namelists import joined
+from gristmill.job.namelists import joined, split
 from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.shards.sourcefiles import FileInfo
@@ -29,7 +29,7 @@ def condition(source: Source, schema: pa.Schema) -> Any:
         return None
     from gristmill.sources.where import SqlWhere
 
-    return SqlWhere(source.where, schema)
+    return SqlWhere(source.where, schema, "where")
 
 
 def null_counts(files: Sequence[FileInfo]) -> dict[str, int]:
@@ -141,7 +141,7 @@ def check_steps(job: JobSpec, schema: pa.Schema) -> None:
         if takes is not None:
             takes.check(schema)
         if step.expression is not None:
-            SqlWhere(step.expression, schema)
+            SqlWhere(step.expression, schema, "filter")
         if step.kind != "filter":
             return
 
@@ -151,6 +151,8 @@ def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source
 
     close = difflib.get_close_matches(name, schema.names, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    if len(parts := split(name)) > 1 and all(part in schema.names for part in parts):
+        hint = f"; several are a list: [{', '.join(parts)}]"
     return BadSource(f"{what} names column {name!r}, which {whose} {', '.join(schema.names)}{hint}")
 
 

@@ -41,6 +41,7 @@ from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
 from gristmill.driver.forecast import Forecast, by_rate
 from gristmill.driver.progressnote import last_said
+from gristmill.driver.refusals import refuse_unfit
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
@@ -55,6 +56,7 @@ from gristmill.job.uris import file_of
 from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
+from gristmill.observe.observers import Unpublished
 from gristmill.observe.report import Report
 from gristmill.observe.standing import standing
 from gristmill.process import lasting
@@ -201,7 +203,7 @@ def probed(spec: JobSpec, view: PlanView, rows: int = 256) -> PlanView:
     if view.forecast is not None or not view.rows or view.idle:
         return view
     begun = time.monotonic()
-    found = preview(replace(spec, running=replace(spec.running, log=None)), rows)
+    found = preview(replace(spec, running=replace(spec.running, log=None), gates=UNGATED, deliver=()), rows)
     if not found.rate:
         return view
     start = max(0.0, time.monotonic() - begun - min(rows, view.rows) / found.rate)  # planning, workers, the model
@@ -285,7 +287,8 @@ class Previewed:
 
 def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previewed:
     """The outcome of the first `rows` rows (that satisfy `where`), scored by the job itself into a temporary folder; of
-    more, up to FILTERED, if filters leave none of them. No gate applies. Raises RunFailed if the run itself stops.
+    more, up to FILTERED, if filters leave none of them. No gate applies. Raises RunFailed if the run itself stops, and
+    BadJob for what a run would refuse.
     """
     starting("a preview")
     read = rows
@@ -349,11 +352,12 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             lineage=(),
             engine=replace(spec.engine, name=EngineSpec.name, workers=workers, options={}),
         )
-        report = finish(small, observer=observer).report
+        report = finish(small, observer=None if observer is None else Unpublished(observer)).report
         scored = report.read().to_table()
         if spec.sink is not None and scored.num_rows:  # what the job's own sink would refuse
             form, options = planning.sink_format_of(spec), spec.sink.options
             form.writer(LOCAL, folder, "part", "preview", form.stored(scored, options), options).abort()
+            refuse_unfit(spec, target.uri)
         rate = report.rows_run / report.model_seconds if report.model_seconds else None
         return Previewed(scored, report.dead(), report.rows_filtered, rate)
 

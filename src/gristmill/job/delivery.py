@@ -3,6 +3,7 @@ delivery shapes no answer, so it is outside the fingerprint.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
@@ -182,6 +183,7 @@ class Delivery:
                 raise BadJob(f"deliver {self.shown}: mode is {text!r}: it must be one of {', '.join(get_args(Mode))}")
             object.__setattr__(self, name, tuple(given) if name == "key" else given)
         self._scheme()  # says that there is none
+        _refuse_late_options(str(self.to), self.shown)
         kind = STORES.get(_kind(self.to))
         if self.mode not in kind.modes:
             raise BadJob(f"deliver {self.shown}: mode is {self.mode!r}: it must be one of {', '.join(kind.modes)}")
@@ -212,11 +214,21 @@ def place_of(at: str | Delivery) -> Place:
     """The place that an address names, with its secrets. Raises BadJob for a store that is not known."""
     to, options, folder = (at.to, at.options, at._folder) if isinstance(at, Delivery) else (at, {}, _current())
     address, name, query = _parts(str(reveal(to)))
+    _refuse_late_options(str(to), _shown(to, folder))
     if _embedded(to):
         _refuse_quoted(address, folder, _shown(to, folder))
         address = f"{address.partition('://')[0]}://{in_uri(_path(address, folder))}"
     uri = address + ("?" + query if query else "")
     return Place(_kind(to), uri, name, _shown(to, folder), dict(reveal(options)))
+
+
+def _refuse_late_options(to: str, shown: str) -> None:
+    """Raises BadJob for options that follow the name of a table, of which they would be a part."""
+    if late := re.search(r"\?(\w+)=", to.partition("#")[2]):
+        raise BadJob(
+            f"{shown.partition('#')[0]}: options stand before the #: {_scheme(to)}://…?{late[1]}=…#"
+            f"{to.partition('#')[2][: late.start()]}"
+        )
 
 
 def _refuse_quoted(address: str, folder: str, shown: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, nearest
+from gristmill.job.synonyms import meant, said
 
 __all__ = ["known"]
 
@@ -16,6 +16,7 @@ def known(options: Mapping[str, Any], names: Iterable[str], of: str) -> None:
     names = list(names)
     for name in options:
         if name not in names:
-            alike = difflib.get_close_matches(str(name), names, n=1)
-            hint = f"did you mean {alike[0]!r}?" if alike else f"it takes {', '.join(names) or 'none'}"
+            instead = said(str(name))
+            near = meant(str(name), names) or (None if instead else nearest(str(name), names))
+            hint = f"did you mean {near!r}?" if near else instead or f"it takes {', '.join(names) or 'none'}"
             raise BadJob(f"{of} has no option {name!r}: {hint}")

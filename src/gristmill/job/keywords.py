@@ -8,8 +8,9 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, nearest
 from gristmill.job.annotations import bare, checked, is_of
+from gristmill.job.synonyms import meant, said
 
 if TYPE_CHECKING:
     from gristmill.job.options import Auto, EngineSpec, Gates, Running, Update
@@ -23,21 +24,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 # ---------------------------------------------------------------- names
 
 
-_WORKERS = {"worker", "workers", "n_workers", "max_workers", "n_jobs", "jobs", "processes", "concurrency"}  # elsewhere
-
-
 def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
     """The error for an unknown option, with the one that was probably meant, or all that there are."""
-    import difflib
-
     known = sorted(names)
-    by_fold = {n.casefold(): n for n in known}
-    near = difflib.get_close_matches(name.casefold(), by_fold, 1)
-    if name.casefold() in _WORKERS and "max_parallelism" in known:
-        near = ["max_parallelism"]
-    hint = f"did you mean {by_fold[near[0]]!r}?" if near else f"it has {', '.join(known) or 'none'}"
-    if name in names_of(JobOptions) and not near:
+    near = meant(name, known)
+    instead = None if near else said(name)
+    near = near or (None if instead else nearest(name, known))
+    if near:
+        hint = f"did you mean {near!r}?"
+    elif name in names_of(JobOptions):
         hint = f"it is an option of the job: gm.Job(…, {name}=…)"
+    else:
+        hint = instead or f"it has {', '.join(known) or 'none'}"
     return BadJob(f"{where} has no option {name!r}: {hint}")
 
 

@@ -135,7 +135,7 @@ class Prompt:
 
     def _check_messages(self) -> None:
         if (self.prompt is None) == (self.messages is None):
-            raise BadJob("give a prompt (a template), or messages (a function of a row)")
+            raise BadJob("give a prompt (--prompt: a template), or messages (--messages: a function of a row)")
         others = [name for name in ("system", "examples", "images") if getattr(self, name) is not None]
         if self.messages is not None and others:
             raise BadJob(f"{others[0]} belongs to a prompt: with messages, the function gives all that is sent")

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from urllib.parse import unquote, urlsplit
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, did_you_mean
 from gristmill.job.annotations import Help
 from gristmill.job.keywords import check_names, option_fields
 from gristmill.job.secret import Secret, reveal, secrets_in
@@ -63,7 +63,8 @@ class Alert:
             raise BadJob(f"alert {said}: give one of webhook, email, command")
         for kind in self.on:
             if kind not in INCIDENTS:
-                raise BadJob(f"alert on has {kind!r}: it has {', '.join(INCIDENTS)}")
+                near = did_you_mean(kind, INCIDENTS)
+                raise BadJob(f"alert on has {kind!r}: it has {', '.join(INCIDENTS)}{near}")
         if self.webhook:
             _web(self.webhook, "alert webhook")
         if self.email and urlsplit(reveal(self.smtp)).scheme not in ("smtp", "smtps"):

@@ -5,7 +5,6 @@ a field is defined once. Only job files import this module: a job given as a com
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, nearest
 from gristmill.job.annotations import Option, options_of
 from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
@@ -21,6 +20,7 @@ from gristmill.job.options import ENGINES, EngineSpec, Gates, Running, Update
 from gristmill.job.recipients import HEADS
 from gristmill.job.schedule import Schedule
 from gristmill.job.specs import MODELS, Call, ModelSpec, Step, head_of, kind_in, of_call
+from gristmill.job.synonyms import meant, said
 from gristmill.job.typechecks import expected, field_type
 from gristmill.jobfile.document import Document, Path
 from gristmill.jobfile.variables import dotted
@@ -302,12 +302,8 @@ def _one_of(document: Document, path: Path, value: Mapping[str, Any], keys: tupl
     place = document.place((*path, found[1])) if found else document.place(path)
     if found:
         raise BadJob(f"{place}: {dotted(path)} has both {found[0]} and {found[1]}: keep one of them")
-    near = next((f": did you mean {close[0]!r} by {key!r}?" for key in value if (close := _near(key, keys))), "")
+    near = next((f": did you mean {close!r} by {key!r}?" for key in value if (close := nearest(str(key), keys))), "")
     raise BadJob(f"{place}: {dotted(path)} does not say what it is: give one of {', '.join(keys)}{near}")
-
-
-def _near(name: object, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(str(name), list(known), 1)
 
 
 def _lines(document: Document, error: ValidationError) -> Iterator[str]:
@@ -326,7 +322,16 @@ def _lines(document: Document, error: ValidationError) -> Iterator[str]:
             yield f"{document.place(path[:-1])}: {dotted(path)} is missing: {_about(document.value, path) or field}"
         else:
             value = _at(document.value, path)
-            yield f"{document.place(path)}: {dotted(path)}: {expected(value, items)}{_as_json(document, path, value)}"
+            more = _as_json(document, path, value) + _instead(path, value)
+            yield f"{document.place(path)}: {dotted(path)}: {expected(value, items)}{more}"
+
+
+def _instead(path: Path, value: Any) -> str:
+    """What was most likely meant by a value of another type: a key without its name, a share as per cent."""
+    if path == ("update",) and isinstance(value, (str, list)):
+        return f", such as update: {{key: [{', '.join([value] if isinstance(value, str) else map(str, value))}]}}"
+    share = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value) if path[0] == "gates" and isinstance(value, str) else None
+    return f", which for {value} is {round(float(share[1]) / 100, 6):g}" if share else ""
 
 
 def _as_json(document: Document, path: Path, value: Any) -> str:
@@ -393,10 +398,20 @@ def _unknown(document: Document, path: Path, known: Iterable[str]) -> str:
         hint = "the language model's name is llm: …"
     elif len(path) > 1 and key in JobSection.model_fields:
         hint = f"it is a key of the job itself: write {key}: … at its top"
+    elif (near := meant(key, known)) is not None:
+        hint = f"did you mean {near!r}?"
     elif len(homes := [name for name, section in _SECTIONS.items() if key in section.model_fields]) > (len(path) == 1):
         hint = f"it is a key of {' and of '.join(homes)}: write {homes[0]}: {{{key}: …}}"
-    elif near := _near(key, known):
-        hint = f"did you mean {near[0]!r}?"
+    elif home := _home(key, alike=False):
+        hint = f"did you mean {home[0]}: {{{home[1]}: …}}?"
+    elif len(path) == 1 and any(key in options_of(MODELS.get(kind)) for kind in MODELS.ours):
+        hint = f"it is a key of model: write model: {{…, {key}: …}}"
+    elif path[0] == "source" and (near := meant(key, _OF_TEXT)):
+        hint = f"did you mean options: {{{near}: …}}?"
+    elif instead := said(key):
+        hint = instead
+    elif near := nearest(key, known):
+        hint = f"did you mean {near!r}?"
     elif home := _home(key):
         hint = f"did you mean {home[0]}: {{{home[1]}: …}}?"
     else:
@@ -410,12 +425,17 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }  # fmt: skip
 
 
-def _home(key: str) -> tuple[str, str] | None:
-    """The section and field that a misplaced, or mistyped, key was most likely meant to be."""
+_OF_TEXT = ("delimiter", "quote", "header", "names", "nulls")  # options of CSV
+
+
+def _home(key: str, *, alike: bool = True) -> tuple[str, str] | None:
+    """The section and field that a misplaced key was meant to be, under its own name or that of elsewhere; or else,
+    where those that are `alike` count, a mistyped one.
+    """
     homes = {field: name for name, section in reversed(_SECTIONS.items()) for field in section.model_fields}
     del homes["vars"]  # which are keys of the job, too
-    near = _near(key, homes)
-    return (homes[near[0]], near[0]) if near else None
+    near = key if key in homes else meant(key, homes) or (nearest(key, homes) if alike else None)
+    return None if near is None else (homes[near], near)
 
 
 # ---------------------------------------------------------------- the schema

@@ -566,7 +566,7 @@ class Endpoint:
             async with session.post(below(address.url, path), data=data, allow_redirects=False) as reply:
                 text = await whole(reply)
                 status, headers = reply.status, reply.headers
-        except aiohttp.InvalidURL:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             self.stop(BadModel(f"base_url {redact(address.url)!r} is not an address: write it as https://host/v1"))
         except asyncio.TimeoutError:  # which is an OSError
             what = "answer" if call.by is not None or self._timeout <= CONNECT else "connection"

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -122,6 +123,8 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
     outputs = _schema(spec)
     asked = Conversation(spec, answers_of(spec))
     check_columns(schema, asked.columns, spec.name, "has a prompt with")
+    if schema is not None and not asked.whole and not asked.columns:
+        _refuse_single_braces(spec, schema)
     for name in sorted(asked.taken.intersection(() if schema is None else schema.names)):
         raise BadModel(f"{spec.name}: {name!r} in the prompt is Jinja's or the whole row, and there is a column "
                        f"of that name: write {{{{ row[{name!r}] }}}} for it, or rename it in a step")  # fmt: skip
@@ -151,6 +154,18 @@ def describe(spec: Prompt, schema: pa.Schema | None) -> ModelInfo:
         info, digest=digests.all, digests=digests.by_file, weight_bytes=files.weight_bytes, on_gpu=backend == "vllm",
         at_once=most if spec.concurrency == "auto" else spec.concurrency, alone=0,
     )  # fmt: skip
+
+
+def _refuse_single_braces(spec: Prompt, schema: pa.Schema) -> None:
+    """Raises BadModel for a prompt that names no column as a template does, but one as Python's format does: all rows
+    would be asked the same, and paid for.
+    """
+    text = re.sub(r"(?s)\{%-? *raw.*?endraw *-?%\}|\{\{.*?\}\}", "", resolve(spec).prompt or "")
+    if meant := next((n for n in re.findall(r"(?<!\{)\{ ?(\w+) ?\}(?!\})", text) if n in schema.names), None):
+        raise BadModel(
+            f"{spec.name}: the prompt names no column, so that all rows would be asked the same: column {meant!r} is "
+            f"{{{{ {meant} }}}}, with two braces (and a text in one brace {{{{ '{{{meant}}}' }}}})"
+        )
 
 
 def open_model(spec: Prompt, place: Place) -> LoadedPrompt:

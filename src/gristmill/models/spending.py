@@ -260,7 +260,7 @@ class Spending:
                 f"{f', ${_money(kept)} are kept free for what is under way' if kept > TINY * self._purse.total else ''}"
                 ", and what comes next might cost "
                 f"${_money(cost)}, for which not enough is left: what is answered is kept; run again, with another "
-                "max_cost if need be"
+                "max_cost if need be (it begins anew with each run)"
             )
         )
 

@@ -91,7 +91,9 @@ def _seconds(seconds: float) -> str:
 
 def _run(one: Run) -> str:
     why = f": {one.error}" if one.error else ""
-    took = f"{one.state} after {units.seconds(one.seconds)}, {units.plural(one.rows, 'row')}"
+    took = one.state  # one that was killed did not say after how long, and how many rows
+    if one.seconds:
+        took = f"{one.state} after {units.seconds(one.seconds)}, {units.plural(one.rows, 'row')}"
     return f"{clock(one.started)}  {took}{why}"
 
 

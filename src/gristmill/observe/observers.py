@@ -44,3 +44,23 @@ class Scrubbed:
 
     def close(self) -> None:
         self._observer.close()
+
+
+class Unpublished:
+    """Passes on all but what tells of publishing: a preview publishes nothing that anybody sees."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def progress(self, now: Progress) -> None:
+        """As of the observer."""
+        if now.phase != "publishing":
+            self._observer.progress(now)
+
+    def note(self, note: Note) -> None:
+        """As of the observer."""
+        self._observer.note(note)
+
+    def close(self) -> None:
+        """As of the observer."""
+        self._observer.close()

@@ -129,17 +129,26 @@ def _rows() -> type:
         def to_pandas(self, columns: list[str] | None = None) -> Any:
             """A pandas DataFrame of the rows, or of some columns of them."""
             require("pandas", "pandas", "to_pandas()")
-            return self.to_table(columns=columns).to_pandas()
+            return self._some(columns).to_pandas()
 
         def to_polars(self, columns: list[str] | None = None) -> Any:
             """A polars DataFrame of the rows, or of some columns of them."""
-            return require("polars", "polars", "to_polars()").from_arrow(self.to_table(columns=columns))
+            return require("polars", "polars", "to_polars()").from_arrow(self._some(columns))
 
-        def to_numpy(self, column: str) -> np.ndarray:
-            """One column as an array, the first axis the rows: vectors are [rows, n]. Raises BadJob for no column."""
+        def _some(self, columns: list[str] | None) -> pa.Table:
+            """These columns, or all. Raises BadJob for one that there is not."""
+            for column in () if columns is None else columns:
+                self._check(column)
+            return self.to_table(columns=columns)
+
+        def _check(self, column: str) -> None:
             if column not in self.schema.names:
                 has = ", ".join(self.schema.names)
                 raise BadJob(f"there is no column {column!r}: it has {has}{did_you_mean(column, self.schema.names)}")
+
+        def to_numpy(self, column: str) -> np.ndarray:
+            """One column as an array, the first axis the rows: vectors are [rows, n]. Raises BadJob for no column."""
+            self._check(column)
             return to_numpy(self.to_table(columns=[column]).column(0))
 
     return Rows

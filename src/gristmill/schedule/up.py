@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import sqlite3
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, tzinfo
 
@@ -163,12 +163,22 @@ class Up:
         gone = [name for name in self._jobs if name not in found.jobs and name not in found.bad]
         for name in gone:
             self._happens("bad", f"{name}: is gone, or has no schedule any more: it runs no longer", name)
+        if self._looked is None and self._since is not None:
+            self._tell_known(found.jobs)
         self._jobs, self._bad, self._looked = found.jobs, found.bad, now
         self._next = {name: at for name, at in self._next.items() if name in found.jobs and at[0] == found.jobs[name]}
         if self._forgot is None or now - self._forgot > FORGETS:
             self._state.forget(now.timestamp())
             self._forgot = now
         self._arrivals(now)
+
+    def _tell_known(self, jobs: Iterable[str]) -> None:
+        """Of which jobs no time is made up for, though a `since` is given."""
+        if known := [name for name in jobs if self._state.since(name) is not None]:
+            some = ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "")
+            job = shlex.quote(self._files.path(known[0]))
+            text = f"--since is for jobs that are new here, and {some} {'are' if len(known) > 1 else 'is'} known"
+            self._happens("since", f"{text}: gristmill run {job} --scheduled TIME runs one of its times by hand")
 
     def _away(self, why: str) -> None:
         """The folder, which was there, cannot be read: what was read of it counts until it can."""

@@ -380,7 +380,10 @@ def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str
     if entry is not None:
         found = sorted(_below(listing, path), key=lambda f: f[0])
         if not found:
-            raise BadSource(f"{shown}: the folder holds no files (names that start with _ or . are not read)")
+            raise BadSource(
+                f"{shown}: the folder holds no files (names that start with _ or . are not read), and files say which "
+                "columns there are: run again once there is one; allow_empty is for files without rows"
+            )
         return path, found
     if _MAGIC.search(path):
         base, parts = _fixed(path)

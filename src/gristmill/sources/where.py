@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.arrow.spilling import quiet
-from gristmill.errors import BadJob, MissingExtra
+from gristmill.errors import BadJob, MissingExtra, did_you_mean
 from gristmill.process.startup import imported
 
 if TYPE_CHECKING:
@@ -47,12 +47,13 @@ class SqlWhere:
 
     `columns` are those of `schema` that it reads; of two that differ only in case, the one that is spelled exactly as
     in the expression. Instants are read and shown in UTC, on every machine. It can be pickled; a worker compiles it
-    again. Raises BadJob if the expression is not a condition on one row of `schema` with the columns there are; if its
-    result may differ on another attempt; or if it reads two names that are the same to DuckDB, which ignores case.
+    again. `key` is how errors call the option that it was given by. Raises BadJob if the expression is not a condition
+    on one row of `schema` with the columns there are; if its result may differ on another attempt; or if it reads two
+    names that are the same to DuckDB, which ignores case.
     """
 
-    def __init__(self, expression: str, schema: pa.Schema) -> None:
-        self.expression = expression
+    def __init__(self, expression: str, schema: pa.Schema, key: str = "") -> None:
+        self.expression, self._key = expression, key
         self._connection: Any = None
         self._lock = threading.Lock()
         names = set(_columns(self, schema.names))
@@ -64,7 +65,7 @@ class SqlWhere:
         return f"SqlWhere({self.expression!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"expression": self.expression, "columns": self.columns}
+        return {"expression": self.expression, "columns": self.columns, "_key": self._key}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _connection=None, _lock=threading.Lock())
@@ -95,7 +96,7 @@ class SqlWhere:
 
     @property
     def _named(self) -> str:
-        return f"condition {self.expression!r}"
+        return f"{self._key}{': ' if self._key else ''}condition {self.expression!r}"
 
     def _db(self) -> Any:
         found = self._connection
@@ -132,7 +133,7 @@ class SqlWhere:
             db.execute(f"SELECT 1 FROM rows WHERE (\n{self.expression}\n)").fetchall()
             kinds = [kind for _, kind, *_ in db.execute(f"DESCRIBE {self._evaluated}").fetchall()]
         except Exception as e:
-            raise BadJob(f"{self._named}: {_line(e)}; the columns are {', '.join(schema.names)}") from e
+            raise BadJob(f"{self._named}: {_unbound(_line(e), schema.names)}") from e
         finally:
             db.unregister("rows")
         if unfit := [kind for kind in kinds if kind not in ("BOOLEAN", "NULL", '"NULL"')]:
@@ -276,6 +277,14 @@ def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(tree, list):
         for value in tree:
             yield from _nodes(value)
+
+
+def _unbound(said: str, names: list[str]) -> str:
+    """DuckDB's message for an expression that does not fit the columns, with what there are."""
+    there = f"; the columns are {', '.join(names)}"
+    if missing := re.search(r'Referenced column "(.+?)" not found', said):
+        return f"there is no column {missing[1]!r}{there}{did_you_mean(missing[1], names)}"
+    return said + there
 
 
 def _line(error: object) -> str:

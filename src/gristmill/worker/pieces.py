@@ -21,7 +21,7 @@ def reading(reader: Reader, path: str = "") -> Reading:
     if reader.where is not None:
         from gristmill.sources.where import SqlWhere
 
-        where = SqlWhere(reader.where, schema)
+        where = SqlWhere(reader.where, schema, "where")
     return Reading(columns, schema, where, options=reader.options, damaged=reader.damaged)
 
 

@@ -157,7 +157,7 @@ class LoadedStep:
             if self._where is None:
                 from gristmill.sources.where import SqlWhere
 
-                self._where = SqlWhere(self.step.expression, rows.schema)
+                self._where = SqlWhere(self.step.expression, rows.schema, "filter")
             mask = self._where.mask(rows)
         else:
             mask = np.zeros(rows.num_rows, dtype=bool)
