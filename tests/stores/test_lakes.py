@@ -113,6 +113,26 @@ def files_of(shop: shops.Shop, folder: Path) -> set[str]:
     return {str(path.relative_to(folder / at)) for path in (folder / at).rglob(form)}
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_a_table_without_rows(mode: str, shop: shops.Shop, out: str, tmp_path: Path) -> None:
+    """Of others, or of a night without any: takes the rows of the next ones."""
+    if mode == "append":
+        write(tmp_path / "in", 0, 3)
+        none = job(tmp_path, sink=gm.sink(str(tmp_path / "none"), keep=["id"]), steps=[gm.filter("id < 0")],
+                   gates={"allow_empty": True})  # fmt: skip
+        none.run()
+        gm.deliver(str(tmp_path / "none"), shop.address("scores"), mode=mode)
+    else:
+        (tmp_path / "lancedb").mkdir()
+        appender(shop, tmp_path)(rows().cast(rows(1).schema))
+    assert not shop.seen("scores")
+    to = gm.to(shop.address("scores"), mode=mode, key="id")
+    gm.deliver(out, to)
+    assert shop.seen("scores") == wanted(range(ROWS))
+    gm.deliver(out, to)
+    assert shop.seen("scores") == wanted(range(ROWS))
+
+
 @pytest.mark.few(2)
 def test_rows_of_others_stay(shop: shops.Shop, out: str, tmp_path: Path) -> None:
     """What somebody else has written is there after appends and upserts, and a repeat does not see it as ours."""
