@@ -85,6 +85,7 @@ class ServerReader:
         self._key = key
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._finds = ""  # a statement, with which each transaction begins
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         return self._reading(lambda session: self._found(session, keys))
@@ -104,8 +105,14 @@ class ServerReader:
                         self._connection = connected(self._place)
                         read_far(self._connection)
                         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                    session = Transaction(self._connection, self._place.shown)
+                    if fresh:
+                        with self._connection.transaction():
+                            _, self._finds = pgvector.installed(session)
                     with self._connection.transaction():
-                        return what(Transaction(self._connection, self._place.shown))
+                        if self._finds:
+                            session.run(self._finds)
+                        return what(session)
                 except psycopg.errors.UndefinedTable:
                     raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
                 except psycopg.DataError as e:

@@ -17,7 +17,7 @@ from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
-from gristmill.stores import pgindex, pgtable, references
+from gristmill.stores import pgindex, pgtable, pgvector, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
@@ -97,6 +97,7 @@ class Server:
         self._schema, _, self._table = place.name.rpartition(".")
         self._connection: Any = None
         self._vectors: bool | None = None
+        self._finds = ""  # a statement
 
     @contextlib.contextmanager
     def session(self, *, write: bool) -> Iterator[Session]:
@@ -111,7 +112,9 @@ class Server:
                     found = schema_of(made, self._table) or made.run("SELECT current_schema()")[0][0]
                     self._schema = found or "public"
                 if self._vectors is None:
-                    self._vectors = bool(made.run("SELECT 1 FROM pg_extension WHERE extname = 'vector'"))
+                    self._vectors, self._finds = pgvector.installed(made)
+                if self._finds:
+                    made.run(self._finds)
                 yield made
         except psycopg.Error as e:
             self.close()
