@@ -653,6 +653,34 @@ def test_lance_indices_stay(tmp_path: Path) -> None:
     assert lance.dataset(path).version == version
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_lance_that_was_compacted_with_its_indices(out: str, mode: str, tmp_path: Path) -> None:
+    """Nights go on, rows are found, and what was delivered is known."""
+    import lance
+
+    with shops.lance("", tmp_path) as shop:
+        path = tmp_path / "lancedb" / "scores.lance"
+        path.parent.mkdir()
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        for first in (100, 200, 300):
+            lance.write_dataset(rows(*range(first, first + 50)), path, mode="append")
+        lance.dataset(path).create_scalar_index("id", "BTREE")
+        gm.deliver(out, to)
+        before = shop.seen("scores")
+        lance.dataset(path).delete("id = 310 OR id = 0")
+        lance.write_dataset(rows(0), path, mode="append")  # somebody's change, in a fragment of its own
+        metrics = lance.dataset(path).optimize.compact_files()
+        assert metrics.fragments_removed > 1
+        gm.deliver(out, to)
+        assert shop.seen("scores") == {i: row for i, row in {**(before or {}), **theirs(0)}.items() if i != 310}
+        again(tmp_path, 2)
+        gm.deliver(out, to)
+        with gm.lookup(shop.address("scores")) as lookup:
+            kept = {} if mode == "replace" else theirs(110)
+            assert lookup.get(110) == kept.get(110)
+            assert mode == "append" or lookup.get(3) == wanted([3], 2)[3]
+
+
 def test_lance_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
     """Appended rows do not come twice after others have written, compacted and cleaned up."""
     import lance

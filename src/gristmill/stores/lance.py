@@ -296,13 +296,21 @@ def note_of(table: Any) -> Note:
     said_of = (table.schema.metadata or {}).get(NOTE.encode())
     note = Note() if said_of is None else Note(**json.loads(said_of))
     for version in range(table.version, note.version, -1):
-        with contextlib.suppress(OSError, ValueError):  # versions may have been cleaned up
-            transaction = table.read_transaction(version)
-            if transaction is not None and isinstance(transaction.operation, LanceOperation.Restore):
-                return _restored_note(table, note, version, transaction.operation.version)
-            if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
-                return Note(**json.loads(later))
+        transaction = _committed(table, version)
+        if transaction is not None and isinstance(transaction.operation, LanceOperation.Restore):
+            return _restored_note(table, note, version, transaction.operation.version)
+        if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
+            return Note(**json.loads(later))
     return note
+
+
+def _committed(table: Any, version: int) -> Any:
+    """The transaction that made a version; None if that has been cleaned up, or made by others in a way that cannot be
+    read. Trap: pylance fails with a TypeError at a compaction for which it has rewritten indices.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return table.read_transaction(version)
+    return None
 
 
 def _restored_note(table: Any, note: Note, version: int, to: int) -> Note:
