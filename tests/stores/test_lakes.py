@@ -595,6 +595,34 @@ def test_iceberg_with_partitions(out: str, tmp_path: Path, mode: str) -> None:
             gm.deliver(out, shop.address("scores"), mode="upsert", key="id")
 
 
+@pytest.mark.parametrize("form", ["1", "2"])
+def test_iceberg_that_has_forgotten_its_snapshots(out: str, form: str, tmp_path: Path) -> None:
+    """Appended rows do not come twice after others have written, and what came before has expired."""
+    with shops.iceberg("", tmp_path) as shop:
+        properties = {"format-version": form}
+        iceberg_catalog(tmp_path).create_table(("nights", "scores"), rows(99).schema, properties=properties)
+        to = gm.to(shop.address("scores"), mode="append", key="id")
+        theirs_now: list[int] = []
+        for night in range(3):
+            if night:
+                write(tmp_path / "in", ROWS + night, ROWS + night + 1)
+                job(tmp_path, on_new_files="append").run()
+            for number in (98, 99):
+                appender(shop, tmp_path)(rows(number * 100 + night))
+                theirs_now.append(number * 100 + night)
+                table = iceberg_table(tmp_path)
+                expired = [
+                    s.snapshot_id
+                    for s in table.metadata.snapshots
+                    if s.snapshot_id != table.current_snapshot().snapshot_id
+                ]
+                table.maintenance.expire_snapshots().by_ids(expired).commit()
+                gm.deliver(out, to)
+                nights = wanted([*range(ROWS), *(ROWS + n + 1 for n in range(night))])
+                assert shop.seen("scores") == {**nights, **theirs(*theirs_now)}
+                assert count_of(shop, tmp_path) == len(nights) + len(theirs_now)
+
+
 def test_iceberg_snapshots_name_their_generation(out: str, tmp_path: Path) -> None:
     """In their summary; one snapshot a delivery, and the one before can be read on."""
     with shops.iceberg("", tmp_path) as shop:
