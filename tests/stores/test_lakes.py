@@ -566,6 +566,41 @@ def test_delta_that_asks_more_of_its_writers(out: str, tmp_path: Path, mode: str
     assert {row["id"]: row for row in delta(tmp_path).to_pyarrow_table().to_pylist()} == found
 
 
+@pytest.mark.parametrize(
+    "said", [{"delta.columnMapping.mode": "name"}, {"delta.enableDeletionVectors": "true"}], ids=["names", "deletions"]
+)
+def test_delta_that_asks_more_of_its_readers(out: str, said: dict[str, str], tmp_path: Path) -> None:
+    """Rows are found that its files alone do not tell of, by keys of each kind, ours and those of others."""
+    from deltalake import write_deltalake
+
+    write_deltalake(tmp_path / "scores", rows(1, 99), configuration=said)
+    address = f"delta://{tmp_path}/scores"
+    gm.deliver(out, address, mode="upsert", key="id")
+    with gm.lookup(address) as lookup:
+        assert lookup.get_many([1, 99, 100]) == [wanted([1])[1], theirs(99)[99], None]
+    with gm.lookup(address, key=("label", "y")) as lookup:
+        assert lookup.get(("n1", 0.75)) == wanted([3])[3]
+
+
+@pytest.mark.parametrize("said", [{"mode": "replace"}, {"mode": "upsert", "delete": True}], ids=["replace", "delete"])
+def test_delta_from_which_no_row_goes(said: dict[str, Any], tmp_path: Path) -> None:
+    """Takes rows that are new; what would remove others is refused before a row is scored, or with exit 2."""
+    from deltalake import write_deltalake
+
+    write_deltalake(tmp_path / "scores", rows(99), configuration={"delta.appendOnly": "true"})
+    write(tmp_path / "in", 0, ROWS)
+    address = f"delta://{tmp_path}/scores"
+    with pytest.raises(gm.BadJob, match=r"rows never go \(delta.appendOnly\): use mode append"):
+        job(tmp_path, deliver=[gm.to(address, key="id", **said)]).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    upsert = gm.to(address, mode="upsert", key="id")
+    job(tmp_path, deliver=[upsert]).run()
+    with pytest.raises(gm.BadJob, match="append-only"):
+        gm.deliver(again(tmp_path, 2), upsert)
+    with gm.lookup(address, key="id") as lookup:
+        assert lookup.get_many([3, 99]) == [wanted([3])[3], theirs(99)[99]]
+
+
 def test_delta_folder_of_something_else(out: str, tmp_path: Path) -> None:
     """A folder of files that is no table stays as it is."""
     shutil.copytree(out, tmp_path / "files")
