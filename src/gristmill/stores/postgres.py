@@ -21,7 +21,7 @@ from gristmill.stores import pgindex, pgtable, pgvector, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
-from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, merged, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, holds_decimals, merged, moved, quoted
 from gristmill.stores.tables import Tables
 
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
@@ -149,8 +149,8 @@ class Server:
 
     def holds(self, field: pa.Field, kind: str) -> bool:
         own = self.kind(field)
-        wider = kind == own or kind in _WIDER.get(own, ())
         bare = storage(field.type)
+        wider = kind == own or kind in _WIDER.get(own, ()) or (pa.types.is_decimal(bare) and _wider(bare, kind))
         vectors = pa.types.is_fixed_size_list(bare) and bare.value_type in _VECTORS
         return wider or (vectors and kind in (f"vector({bare.list_size})", "vector", "real[]"))
 
@@ -347,6 +347,12 @@ class Server:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _wider(decimals: pa.DataType, kind: str) -> bool:
+    """Whether a column of the type `kind` holds all values of a type of decimals."""
+    digits = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
+    return kind == "numeric" or (digits is not None and holds_decimals(int(digits[1]), int(digits[2]), decimals))
 
 
 def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:
