@@ -658,6 +658,25 @@ def test_iceberg_that_has_forgotten_its_snapshots(out: str, form: str, tmp_path:
                 assert count_of(shop, tmp_path) == len(nights) + len(theirs_now)
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("gone", ["renamed", "dropped"])
+def test_iceberg_column_whose_name_comes_again(out: str, gone: str, mode: str, tmp_path: Path) -> None:
+    """Values of earlier rows do not come back in it: refused, but by a replace, after which there are none."""
+    with shops.iceberg("", tmp_path) as shop:
+        address = shop.address("scores")
+        gm.deliver(out, address, mode=mode, key="id")
+        with iceberg_table(tmp_path).update_schema(allow_incompatible_changes=True) as columns:
+            columns.rename_column("label", "old") if gone == "renamed" else columns.delete_column("label")
+        before = shop.seen("scores")
+        result = again(tmp_path, 2)
+        with pytest.raises(gm.BadJob, match="column 'label' was there and has been renamed or dropped: added anew"):
+            gm.deliver(result, gm.to(address, mode=mode, key="id", evolve=True))
+        assert shop.seen("scores") == before
+        gm.deliver(result, gm.to(address, key="id", evolve=True))
+        old = {"old": None} if gone == "renamed" else {}
+        assert shop.seen("scores") == {i: {**row, **old} for i, row in wanted(range(ROWS), 2).items()}
+
+
 def test_iceberg_snapshots_name_their_generation(out: str, tmp_path: Path) -> None:
     """In their summary; one snapshot a delivery, and the one before can be read on."""
     with shops.iceberg("", tmp_path) as shop:

@@ -141,6 +141,15 @@ class Table:
         return column_type(kind, _SIMPLE)
 
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
+        """What pyiceberg does otherwise. Trap: files that are added to a table tell their columns by name alone."""
+        if now is not None and load.evolve and not load.whole:
+            known = {field.name for schema in now.table.metadata.schemas for field in schema.fields}
+            again = known.difference(now.schema.names).intersection(load.schema.names)
+            if again:
+                return (
+                    f"column {min(again)!r} was there and has been renamed or dropped: added anew, it would have the "
+                    "values of earlier rows: give it another name in a step"
+                )
         if now is None or load.mode != "upsert":
             return None
         if not now.table.spec().is_unpartitioned():
