@@ -140,6 +140,25 @@ def test_rows_are_not_appended_beside_those_of_a_copy() -> None:
     assert ids() == dict.fromkeys(range(30), 1)
 
 
+def test_several_stores_that_are_ahead() -> None:
+    """All of them are told, and that the same command does not help: exit 75, as for one."""
+    both = [gm.to(STORES[name], mode="upsert", key="id") for name in ("sqlite", "lmdb")]
+    write("0", night(0))
+    job(*both).run()
+    shutil.copytree("out", "backup")
+    for times in (2, 3):
+        job(*both, times=times).run(restart=True)
+    restored()
+    with pytest.raises(gm.SinkBusy) as busy:
+        job(*both).run()
+    told = str(busy.value)
+    assert told.count("holds generation 3 of this sink already") == told.count("--take-over") == 2
+    assert "the same command" not in told and busy.value.exit_code == 75
+    gm.deliver("out", both[0], take_over=True)
+    gm.deliver("out", both[1], take_over=True)
+    assert seen(both[0], night(0)) == seen(both[1], night(0)) == night(0)
+
+
 @pytest.mark.parametrize(
     ("way", "mode"), [("deliver", "replace"), ("command", "upsert"), ("restart", "replace"), ("restart", "upsert")]
 )

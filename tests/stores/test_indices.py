@@ -103,6 +103,7 @@ UNBUILT: dict[str, tuple[str, Any, pa.Array, str]] = {
     "record": ("", "brin", pa.array([{"a": 1}]), "jsonb has no default operator class"),
     "method": ("", "nosuch", pa.array([1]), "access method .*nosuch.* does not exist"),
     "operators": ("", {"kind": "btree", "ops": "no_ops"}, pa.array([1]), "operator class .*no_ops.* does not exist"),
+    "endless": ("public.vector", "hnsw", pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), "does not have dimensions"),
     "there": ("real[]", "hnsw", pa.array([[1.0, 2.0]], pa.list_(pa.float32(), 2)), r"vector_cosine_ops.*real\[\]"),
 }
 
@@ -121,6 +122,30 @@ def test_an_index_that_postgres_does_not_build(case: str, postgres: str, databas
     assert not (out / "_SUCCESS").exists()
     if not there:
         assert database.execute("SELECT relname FROM pg_class WHERE relname ~ '^(gristmill_trial|t$)'").fetchall() == []
+
+
+@pytest.mark.parametrize("mode", ["replace", "upsert"])
+def test_pgvector_in_a_schema_of_its_own(mode: str, postgres: str, database: Any, tmp_path: Path) -> None:
+    """Its types and operators are found where no name is looked for, in tables of others, too."""
+    vectors = pa.array([[10.0, 0.0], [0.6, 0.8]], pa.list_(pa.float32(), 2))
+    sink, to = delivered(tmp_path / "out", pa.table({"id": [0, 1], "v": vectors})), f"{postgres}#area.t"
+    database.execute("CREATE SCHEMA apart")
+    database.execute("ALTER EXTENSION vector SET SCHEMA apart")
+    try:
+        for there in (None, "apart.vector(2)"):
+            if there:
+                database.execute("DROP TABLE t")
+                database.execute(f"CREATE TABLE t (id bigint, v {there}, zero bigint)")
+            for index in (COSINE, L2):
+                gm.deliver(sink, gm.to(to, key="id", mode=mode, index=index))
+            with gm.lookup(to) as lookup:
+                assert lookup.get(1) == {"id": 1, "v": pytest.approx([0.6, 0.8]), "zero": 0}
+                found = lookup.nearest([1.0, 0.0], 2)
+                assert found.metric == "l2" and [row["id"] for row in found] == [1, 0]
+            assert kinds(database) == ["btree (id)", "hnsw (v apart.vector_l2_ops)"]
+    finally:
+        database.execute("ALTER EXTENSION vector SET SCHEMA public")
+        database.execute("DROP SCHEMA apart CASCADE")
 
 
 def test_an_index_whose_name_went_with_its_table(postgres: str, database: Any, tmp_path: Path) -> None:

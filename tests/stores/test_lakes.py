@@ -113,6 +113,26 @@ def files_of(shop: shops.Shop, folder: Path) -> set[str]:
     return {str(path.relative_to(folder / at)) for path in (folder / at).rglob(form)}
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_a_table_without_rows(mode: str, shop: shops.Shop, out: str, tmp_path: Path) -> None:
+    """Of others, or of a night without any: takes the rows of the next ones."""
+    if mode == "append":
+        write(tmp_path / "in", 0, 3)
+        none = job(tmp_path, sink=gm.sink(str(tmp_path / "none"), keep=["id"]), steps=[gm.filter("id < 0")],
+                   gates={"allow_empty": True})  # fmt: skip
+        none.run()
+        gm.deliver(str(tmp_path / "none"), shop.address("scores"), mode=mode)
+    else:
+        (tmp_path / "lancedb").mkdir()
+        appender(shop, tmp_path)(rows().cast(rows(1).schema))
+    assert not shop.seen("scores")
+    to = gm.to(shop.address("scores"), mode=mode, key="id")
+    gm.deliver(out, to)
+    assert shop.seen("scores") == wanted(range(ROWS))
+    gm.deliver(out, to)
+    assert shop.seen("scores") == wanted(range(ROWS))
+
+
 @pytest.mark.few(2)
 def test_rows_of_others_stay(shop: shops.Shop, out: str, tmp_path: Path) -> None:
     """What somebody else has written is there after appends and upserts, and a repeat does not see it as ours."""
@@ -546,6 +566,41 @@ def test_delta_that_asks_more_of_its_writers(out: str, tmp_path: Path, mode: str
     assert {row["id"]: row for row in delta(tmp_path).to_pyarrow_table().to_pylist()} == found
 
 
+@pytest.mark.parametrize(
+    "said", [{"delta.columnMapping.mode": "name"}, {"delta.enableDeletionVectors": "true"}], ids=["names", "deletions"]
+)
+def test_delta_that_asks_more_of_its_readers(out: str, said: dict[str, str], tmp_path: Path) -> None:
+    """Rows are found that its files alone do not tell of, by keys of each kind, ours and those of others."""
+    from deltalake import write_deltalake
+
+    write_deltalake(tmp_path / "scores", rows(1, 99), configuration=said)
+    address = f"delta://{tmp_path}/scores"
+    gm.deliver(out, address, mode="upsert", key="id")
+    with gm.lookup(address) as lookup:
+        assert lookup.get_many([1, 99, 100]) == [wanted([1])[1], theirs(99)[99], None]
+    with gm.lookup(address, key=("label", "y")) as lookup:
+        assert lookup.get(("n1", 0.75)) == wanted([3])[3]
+
+
+@pytest.mark.parametrize("said", [{"mode": "replace"}, {"mode": "upsert", "delete": True}], ids=["replace", "delete"])
+def test_delta_from_which_no_row_goes(said: dict[str, Any], tmp_path: Path) -> None:
+    """Takes rows that are new; what would remove others is refused before a row is scored, or with exit 2."""
+    from deltalake import write_deltalake
+
+    write_deltalake(tmp_path / "scores", rows(99), configuration={"delta.appendOnly": "true"})
+    write(tmp_path / "in", 0, ROWS)
+    address = f"delta://{tmp_path}/scores"
+    with pytest.raises(gm.BadJob, match=r"rows never go \(delta.appendOnly\): use mode append"):
+        job(tmp_path, deliver=[gm.to(address, key="id", **said)]).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    upsert = gm.to(address, mode="upsert", key="id")
+    job(tmp_path, deliver=[upsert]).run()
+    with pytest.raises(gm.BadJob, match="append-only"):
+        gm.deliver(again(tmp_path, 2), upsert)
+    with gm.lookup(address, key="id") as lookup:
+        assert lookup.get_many([3, 99]) == [wanted([3])[3], theirs(99)[99]]
+
+
 def test_delta_folder_of_something_else(out: str, tmp_path: Path) -> None:
     """A folder of files that is no table stays as it is."""
     shutil.copytree(out, tmp_path / "files")
@@ -573,6 +628,53 @@ def test_iceberg_with_partitions(out: str, tmp_path: Path, mode: str) -> None:
         assert partitions == {"n1", *([] if mode == "replace" else ["theirs"])}
         with pytest.raises(gm.BadJob, match="is partitioned, and an upsert does not know how"):
             gm.deliver(out, shop.address("scores"), mode="upsert", key="id")
+
+
+@pytest.mark.parametrize("form", ["1", "2"])
+def test_iceberg_that_has_forgotten_its_snapshots(out: str, form: str, tmp_path: Path) -> None:
+    """Appended rows do not come twice after others have written, and what came before has expired."""
+    with shops.iceberg("", tmp_path) as shop:
+        properties = {"format-version": form}
+        iceberg_catalog(tmp_path).create_table(("nights", "scores"), rows(99).schema, properties=properties)
+        to = gm.to(shop.address("scores"), mode="append", key="id")
+        theirs_now: list[int] = []
+        for night in range(3):
+            if night:
+                write(tmp_path / "in", ROWS + night, ROWS + night + 1)
+                job(tmp_path, on_new_files="append").run()
+            for number in (98, 99):
+                appender(shop, tmp_path)(rows(number * 100 + night))
+                theirs_now.append(number * 100 + night)
+                table = iceberg_table(tmp_path)
+                expired = [
+                    s.snapshot_id
+                    for s in table.metadata.snapshots
+                    if s.snapshot_id != table.current_snapshot().snapshot_id
+                ]
+                table.maintenance.expire_snapshots().by_ids(expired).commit()
+                gm.deliver(out, to)
+                nights = wanted([*range(ROWS), *(ROWS + n + 1 for n in range(night))])
+                assert shop.seen("scores") == {**nights, **theirs(*theirs_now)}
+                assert count_of(shop, tmp_path) == len(nights) + len(theirs_now)
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("gone", ["renamed", "dropped"])
+def test_iceberg_column_whose_name_comes_again(out: str, gone: str, mode: str, tmp_path: Path) -> None:
+    """Values of earlier rows do not come back in it: refused, but by a replace, after which there are none."""
+    with shops.iceberg("", tmp_path) as shop:
+        address = shop.address("scores")
+        gm.deliver(out, address, mode=mode, key="id")
+        with iceberg_table(tmp_path).update_schema(allow_incompatible_changes=True) as columns:
+            columns.rename_column("label", "old") if gone == "renamed" else columns.delete_column("label")
+        before = shop.seen("scores")
+        result = again(tmp_path, 2)
+        with pytest.raises(gm.BadJob, match="column 'label' was there and has been renamed or dropped: added anew"):
+            gm.deliver(result, gm.to(address, mode=mode, key="id", evolve=True))
+        assert shop.seen("scores") == before
+        gm.deliver(result, gm.to(address, key="id", evolve=True))
+        old = {"old": None} if gone == "renamed" else {}
+        assert shop.seen("scores") == {i: {**row, **old} for i, row in wanted(range(ROWS), 2).items()}
 
 
 def test_iceberg_snapshots_name_their_generation(out: str, tmp_path: Path) -> None:
@@ -631,6 +733,34 @@ def test_lance_indices_stay(tmp_path: Path) -> None:
     version = lance.dataset(path).version
     gm.deliver(str(tmp_path / "out"), to)
     assert lance.dataset(path).version == version
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_lance_that_was_compacted_with_its_indices(out: str, mode: str, tmp_path: Path) -> None:
+    """Nights go on, rows are found, and what was delivered is known."""
+    import lance
+
+    with shops.lance("", tmp_path) as shop:
+        path = tmp_path / "lancedb" / "scores.lance"
+        path.parent.mkdir()
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        for first in (100, 200, 300):
+            lance.write_dataset(rows(*range(first, first + 50)), path, mode="append")
+        lance.dataset(path).create_scalar_index("id", "BTREE")
+        gm.deliver(out, to)
+        before = shop.seen("scores")
+        lance.dataset(path).delete("id = 310 OR id = 0")
+        lance.write_dataset(rows(0), path, mode="append")  # somebody's change, in a fragment of its own
+        metrics = lance.dataset(path).optimize.compact_files()
+        assert metrics.fragments_removed > 1
+        gm.deliver(out, to)
+        assert shop.seen("scores") == {i: row for i, row in {**(before or {}), **theirs(0)}.items() if i != 310}
+        again(tmp_path, 2)
+        gm.deliver(out, to)
+        with gm.lookup(shop.address("scores")) as lookup:
+            kept = {} if mode == "replace" else theirs(110)
+            assert lookup.get(110) == kept.get(110)
+            assert mode == "append" or lookup.get(3) == wanted([3], 2)[3]
 
 
 def test_lance_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:

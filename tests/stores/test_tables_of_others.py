@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import sqlite3
 import uuid
@@ -132,3 +133,36 @@ def test_keys_of_76_digits(tmp_path: Path) -> None:
 
 def _nothing(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.record_batch({"zero": [0] * len(batch)})
+
+
+WIDER = [("postgres", "numeric"), ("postgres", "numeric(14,5)"), ("duckdb", "DECIMAL(14,5)")]
+
+
+@pytest.mark.parametrize(("store", "kind"), WIDER, ids=lambda c: c)
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_decimals_in_wider_columns(
+    store: str, kind: str, mode: str, postgres: str, database: Any, tmp_path: Path
+) -> None:
+    """Are as they were delivered, beside those of others, whose digits are all found; narrower columns are refused."""
+
+    def run(*statements: str) -> None:
+        with contextlib.nullcontext(database) if store == "postgres" else duckdb.connect(str(tmp_path / "d")) as db:
+            for sql in statements:
+                db.execute(sql)
+
+    address = f"{postgres}#area." if store == "postgres" else f"duckdb://{tmp_path}/d#"
+    prices = pa.array([Decimal("1.50"), Decimal("-99999999.99")], pa.decimal128(10, 2))
+    source, sink = pa.table({"n": [1, 2], "k": prices}), gm.sink(str(tmp_path / "out"), keep=["n", "k"])
+    gm.Job(source, gm.model(lambda batch: {"y": batch["n"]}, returns={"y": "int64"}), sink, workers=0).run()
+    run(f"CREATE TABLE wider (n bigint, k {kind}, y bigint)", "INSERT INTO wider VALUES (7, 0.12345, 7)")
+    for _ in range(2):
+        gm.deliver(str(tmp_path / "out"), gm.to(f"{address}wider", mode=mode, key="k"))
+    with gm.lookup(f"{address}wider", key="k") as lookup:
+        found = lookup.get_many([1.5, "1.500", Decimal("-99999999.99"), Decimal("1.50001")])
+        assert [row and row["n"] for row in found] == [1, 1, 2, None]
+        assert str(found[0]["k"]) == "1.50"
+        theirs = lookup.get("0.12345")
+        assert theirs is None if mode == "replace" else str(theirs["k"]) == "0.12345"
+    run("CREATE TABLE narrow (n bigint, k NUMERIC(11,4), y bigint)")
+    with pytest.raises(gm.BadJob, match=r"column 'k' is (numeric|DECIMAL)\(11,4\), which does not hold"):
+        gm.deliver(str(tmp_path / "out"), gm.to(f"{address}narrow", mode="append"))

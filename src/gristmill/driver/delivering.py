@@ -242,9 +242,9 @@ def _made(
             )
     if not failed:
         return done
-    if len(failed) == 1 and isinstance(failed[0], SinkBusy):
-        raise failed[0]
     told = ";\n".join(map(str, failed))
+    if all(isinstance(e, SinkBusy) for e in failed):
+        raise SinkBusy(told) from failed[0]
     if all(isinstance(e, BadJob) and not isinstance(e, BadSource) for e in failed):
         useless = "the result is published; to run again delivers nothing until that is mended"
         raise BadJob(f"{told};\n{useless}") from failed[0]

@@ -37,7 +37,7 @@ from gristmill.stores.contract import (
     fields_but_for_capitals,
     same_but_for_capitals,
 )
-from gristmill.stores.deltafiles import about_files, files_of
+from gristmill.stores.deltafiles import about_files, rows_among
 from gristmill.stores.deltaparts import never_back, refuse_changed
 from gristmill.stores.deltastats import statistics
 from gristmill.stores.deltatrial import TIMES, has_times, unopened
@@ -170,6 +170,10 @@ class Table:
         raised = now is not None and TIMES in _read_features(now.table)
         if not raised and (why := unopened(self._new(now, load))) is not None:
             return why
+        if now is not None and (load.mode == "replace" or load.delete) and _is_set(now.table, "delta.appendOnly"):
+            return (
+                "is a table of which rows never go (delta.appendOnly): use mode append, or upsert for keys that are new"
+            )
         odd = next((name for name in load.schema.names if "`" in name), None)
         if odd is None or load.mode != "upsert":
             return None
@@ -404,11 +408,15 @@ def _plain(table: Any) -> bool:
     about, protocol = table.metadata(), table.protocol()
     features = frozenset(protocol.writer_features or ())
     asked_for = any(n.startswith("delta.constraints.") for n in about.configuration)
-    changes = about.configuration.get("delta.enableChangeDataFeed", "").lower() == "true"
+    changes = _is_set(table, "delta.enableChangeDataFeed")
     named = about.configuration.get("delta.columnMapping.mode", "none") != "none"
     strict = any(not f.nullable or f.metadata for f in table.schema().fields)
     simple = features <= _PLAIN_FEATURES if features or protocol.min_writer_version >= 7 else True
     return simple and not (about.partition_columns or asked_for or changes or named or strict)
+
+
+def _is_set(table: Any, option: str) -> bool:
+    return str(table.metadata().configuration.get(option, "")).lower() == "true"
 
 
 def _count(table: Any) -> int:
@@ -437,7 +445,8 @@ def _said(place: Place) -> Iterator[None]:
         yield
     except (DeltaError, OSError, ValueError) as e:
         told = f"{place.shown}: Delta Lake says: {place.words(e)}"
-        raise (BadJob(told) if "validation check" in str(e) else StoreUnavailable(told)) from e
+        lasting = any(words in str(e) for words in ("validation check", "table is append-only"))
+        raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
 
 
 _SIMPLE = {**SIMPLE, pa.int8(): pa.int8(), pa.int16(): pa.int16(), pa.uint8(): pa.int16(), pa.uint16(): pa.int32()}
@@ -461,7 +470,7 @@ class TableReader:
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
             asked_for = asked(keys, wanted, place.shown, mark)
             some = matching(asked_for, schema)
-            found = files_of(table, asked_for).to_table(filter=some) if keys else schema.empty_table()
+            found = rows_among(table, asked_for, schema, some) if keys else schema.empty_table()
         return mark, restored(found, asked_for, mark, self._place.shown)
 
     def close(self) -> None:

@@ -11,8 +11,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.stores.deltastats import LONGEST
+from gristmill.stores.deltatrial import TIMES
 
+_PLAIN = frozenset({TIMES})  # what a table may ask of its readers, and its files are its rows
 EVER = pc.scalar(True)  # what holds of all rows of a file of which nothing is known
+
+
+def rows_among(table: Any, keys: pa.Table, schema: pa.Schema, some: pc.Expression) -> pa.Table:
+    """Rows of the table, whose columns are `schema`: those of which `some` holds, among them all with one of the keys.
+    Trap: where its protocol says of columns or rows more than the files do, deltalake's datasets refuse it, or give
+    nulls.
+    """
+    protocol = table.protocol()
+    if protocol.min_reader_version < 2 or (protocol.min_reader_version > 2 and _PLAIN.issuperset(_features(protocol))):
+        return files_of(table, keys).to_table(filter=some)
+    batches = pa.RecordBatchReader.from_stream(table.scan())
+    found = [pa.Table.from_batches([batch]).cast(schema).filter(some) for batch in batches]
+    return pa.concat_tables(found) if found else schema.empty_table()
+
+
+def _features(protocol: Any) -> Sequence[str]:
+    return protocol.reader_features or ()
 
 
 def files_of(table: Any, keys: pa.Table) -> Any:

@@ -166,7 +166,7 @@ class File:
         return column_type(field.type, f"{self._place.shown}: column {field.name!r}")
 
     def holds(self, field: pa.Field, kind: str) -> bool:
-        return holds(self._held, kind, self.kind(field))
+        return holds(self._held, kind, field.type, f"{self._place.shown}: column {field.name!r}")
 
     def typed(self, kind: str) -> bool:
         return True

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from gristmill.arrow.schemas import plain, unwritable
+from gristmill.arrow.schemas import plain, storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.stores.contract import fields_but_for_capitals
-from gristmill.stores.sql import folded, quoted
+from gristmill.stores.sql import folded, holds_decimals, quoted
 
 _SIMPLE = {
     pa.bool_(): "BOOLEAN",
@@ -82,8 +83,12 @@ def column_type(kind: pa.DataType, where: str) -> str:
     )
 
 
-def holds(connection: Any, there: str, own: str) -> bool:
-    """Whether a column of the type `there`, as DuckDB writes it, holds all values of the type `own`, as we do: names of
-    fields, which we always quote, are quoted by DuckDB where its grammar asks for it.
+def holds(connection: Any, there: str, kind: pa.DataType, where: str) -> bool:
+    """Whether a column of the type `there`, as DuckDB writes it, holds all values of an Arrow type: names of fields,
+    which we always quote, are quoted by DuckDB where its grammar asks for it. Raises BadJob if none does.
     """
+    own, bare = column_type(kind, where), storage(kind)
+    digits = re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", there)
+    if digits is not None and pa.types.is_decimal(bare):
+        return holds_decimals(int(digits[1]), int(digits[2]), bare)
     return there == own or there in _WIDER.get(own, ()) or ("STRUCT(" in own and there == str(connection.sqltype(own)))

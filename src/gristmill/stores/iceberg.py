@@ -40,7 +40,8 @@ from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.refused import refuse, without_far
 from gristmill.stores.sql import quoted
 
-MARKS, PLACES = "gristmill.marks", "gristmill.places"  # properties of a table: the marks, and staging places committed
+# Properties of a table: the marks, staging places committed, and the latest snapshot that was there before.
+MARKS, PLACES, AFTER = "gristmill.marks", "gristmill.places", "gristmill.after"
 NO_RETRIES = {"commit.retry.num-retries": "0"}
 LISTED = 200  # keys that are asked for one by one, as many as files are pruned by; more are asked for by their range
 RESTS = "rest"  # the folder of files that an upsert has rewritten, in the staging place
@@ -140,6 +141,15 @@ class Table:
         return column_type(kind, _SIMPLE)
 
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
+        """What pyiceberg does otherwise. Trap: files that are added to a table tell their columns by name alone."""
+        if now is not None and load.evolve and not load.whole:
+            known = {field.name for schema in now.table.metadata.schemas for field in schema.fields}
+            again = known.difference(now.schema.names).intersection(load.schema.names)
+            if again:
+                return (
+                    f"column {min(again)!r} was there and has been renamed or dropped: added anew, it would have the "
+                    "values of earlier rows: give it another name in a step"
+                )
         if now is None or load.mode != "upsert":
             return None
         if not now.table.spec().is_unpartitioned():
@@ -217,7 +227,9 @@ class Table:
         there = {name.rpartition("_")[0] for name in LOCAL.names(self.folder())}
         places = {stage: n for stage, n in known.items() if stage in there}
         places[load.stage] = known.get(load.stage, 0) + 1
-        return {MARKS: json.dumps([json.loads(mark.dump()) for mark in marks]), PLACES: json.dumps(places)}
+        after = max(map(_turn, [] if now is None else now.table.metadata.snapshots), default=[])
+        bodies = [json.loads(mark.dump()) for mark in marks]
+        return {MARKS: json.dumps(bodies), PLACES: json.dumps(places), AFTER: json.dumps(after)}
 
     def _files(
         self, transaction: Any, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile]
@@ -367,7 +379,8 @@ def loaded(catalog: Any, name: tuple[str, ...]) -> Any:
 
 def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
     """The marks of what is in the current snapshot: those of the last snapshot before it that was delivered. If what
-    came before it is forgotten, those of the last delivery.
+    came before it is forgotten, those of the last delivery, unless that came later. Trap: where pyiceberg expires
+    snapshots, those that came after them begin as if they were the first.
     """
     said_of, at = table.properties.get(MARKS, "[]"), table.metadata.current_snapshot()
     while at is not None:
@@ -375,11 +388,17 @@ def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
         if "gristmill.sink" in about:
             said_of = about.get(MARKS, said_of)
             break
-        if at.parent_snapshot_id is None:  # it is of a time before all deliveries
-            said_of = "[]"
+        if at.parent_snapshot_id is None:
+            after = table.properties.get(AFTER)
+            said_of = "[]" if after is None or _turn(at) <= json.loads(after) else said_of
             break
         at = table.metadata.snapshot_by_id(at.parent_snapshot_id)
     return tuple(Mark.load(json.dumps(one).encode(), place.shown) for one in json.loads(said_of))
+
+
+def _turn(snapshot: Any) -> list[int]:
+    """By which of two snapshots the later one is greater; tables of the first format number none."""
+    return [snapshot.sequence_number or 0, snapshot.timestamp_ms]
 
 
 def arrow_schema(table: Any) -> pa.Schema:

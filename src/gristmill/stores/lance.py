@@ -175,10 +175,11 @@ class Table:
         with said(self._place):
             try:
                 table = None if now is None else self._with_columns(now, schema)
-                noted = self._noted(now, table, load, marks)
+                at, version = (self._path, 0) if table is None else (table, table.version)
+                noted = self._noted(now, version + 1, load, marks)
                 operation = self._operation(table, load, schema, files, noted)
-                transaction = lance.Transaction(table.version if table else 0, operation, transaction_properties=noted)
-                done = lance.LanceDataset.commit(table or self._path, transaction, max_retries=0)
+                transaction = lance.Transaction(version, operation, transaction_properties=noted)
+                done = lance.LanceDataset.commit(at, transaction, max_retries=0)
             except (CommitConflictError, OSError):
                 found = opened(self._place)
                 if found is not None and (table is None or found.version > table.version):
@@ -193,19 +194,19 @@ class Table:
     @staticmethod
     def _with_columns(now: Snapshot, schema: pa.Schema) -> Any:
         """The table with the new columns, null in all rows: a version of their own, as data files name columns by the
-        numbers that a table gives them.
+        numbers that a table gives them. Trap: a table of no rows is false.
         """
         if new := [f for f in schema if f.name not in now.schema.names]:
             now.table.add_columns(pa.schema(new))
         return now.table
 
     @staticmethod
-    def _noted(now: Snapshot | None, table: Any, load: Load, marks: Sequence[Mark]) -> dict[str, str]:
+    def _noted(now: Snapshot | None, version: int, load: Load, marks: Sequence[Mark]) -> dict[str, str]:
         """What a version notes of deliveries."""
         places = {} if now is None else dict(note_of(now.table).places)
         places[load.stage] = places.get(load.stage, 0) + 1
         bodies = [json.loads(mark.dump()) for mark in marks]
-        return {NOTE: json.dumps({"version": table.version + 1 if table else 1, "marks": bodies, "places": places})}
+        return {NOTE: json.dumps({"version": version, "marks": bodies, "places": places})}
 
     def _operation(
         self, table: Any, load: Load, schema: pa.Schema, files: Sequence[Datafile], noted: dict[str, str]
@@ -296,13 +297,21 @@ def note_of(table: Any) -> Note:
     said_of = (table.schema.metadata or {}).get(NOTE.encode())
     note = Note() if said_of is None else Note(**json.loads(said_of))
     for version in range(table.version, note.version, -1):
-        with contextlib.suppress(OSError, ValueError):  # versions may have been cleaned up
-            transaction = table.read_transaction(version)
-            if transaction is not None and isinstance(transaction.operation, LanceOperation.Restore):
-                return _restored_note(table, note, version, transaction.operation.version)
-            if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
-                return Note(**json.loads(later))
+        transaction = _committed(table, version)
+        if transaction is not None and isinstance(transaction.operation, LanceOperation.Restore):
+            return _restored_note(table, note, version, transaction.operation.version)
+        if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
+            return Note(**json.loads(later))
     return note
+
+
+def _committed(table: Any, version: int) -> Any:
+    """The transaction that made a version; None if that has been cleaned up, or made by others in a way that cannot be
+    read. Trap: pylance fails with a TypeError at a compaction for which it has rewritten indices.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return table.read_transaction(version)
+    return None
 
 
 def _restored_note(table: Any, note: Note, version: int, to: int) -> Note:

@@ -85,7 +85,8 @@ def refuse_unbuilt(session: Session, column: str, kind: str, how: tuple[str, str
     """
     psycopg = require("psycopg", "postgres", place.shown)
     method, operators = how
-    refused = (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.errors.ProgramLimitExceeded)
+    limits = psycopg.errors.ProgramLimitExceeded
+    refused = (psycopg.ProgrammingError, psycopg.NotSupportedError, psycopg.DataError, limits)
     session.run("SAVEPOINT gristmill_trial")
     made = False
     try:

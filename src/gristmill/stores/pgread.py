@@ -57,11 +57,21 @@ class There:
     def key_type(self, name: str) -> pa.DataType:
         """The type by which keys of a column are read."""
         kind, column = self.kind(name), self.columns[name]
-        if kind is None:
+        if kind is None or self.by_text(name):
             return pa.uuid() if column == "uuid" else _HELD.get(base(column), pa.string())
         held = pa.decimal128(38, 0) if pa.types.is_integer(storage(kind)) and base(column) == "numeric" else None
         held = _HELD.get(column, held)
         return kind if held is None else covering(kind, held)
+
+    def by_text(self, name: str) -> bool:
+        """Whether keys of a column are compared by the server as numbers with all their digits: it may have others than
+        were delivered.
+        """
+        kind, column = self.kind(name), self.columns[name]
+        if base(column) != "numeric" or kind is None:
+            return base(column) == "numeric"
+        own = storage(kind)
+        return bool(pa.types.is_decimal(own)) and column != f"numeric({own.precision},{own.scale})"
 
     @property
     def listed(self) -> str:
@@ -85,6 +95,7 @@ class ServerReader:
         self._key = key
         self._lock = threading.Lock()
         self._connection: Any = None
+        self._finds = ""  # a statement, with which each transaction begins
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         return self._reading(lambda session: self._found(session, keys))
@@ -104,8 +115,14 @@ class ServerReader:
                         self._connection = connected(self._place)
                         read_far(self._connection)
                         self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+                    session = Transaction(self._connection, self._place.shown)
+                    if fresh:
+                        with self._connection.transaction():
+                            _, self._finds = pgvector.installed(session)
                     with self._connection.transaction():
-                        return what(Transaction(self._connection, self._place.shown))
+                        if self._finds:
+                            session.run(self._finds)
+                        return what(session)
                 except psycopg.errors.UndefinedTable:
                     raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
                 except psycopg.DataError as e:
@@ -131,7 +148,7 @@ class ServerReader:
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
         if lists := [n for n in wanted if there.columns[n].endswith("[]")]:
             raise BadJob(f"{shown}: column {lists[0]!r} is {there.columns[lists[0]]}: rows are not found by lists")
-        own = [n for n in wanted if there.kind(n) is None and base(there.columns[n]) == "numeric"]
+        own = [n for n in wanted if there.by_text(n)]
         asked_for = asked(retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys, wanted, shown)
         if not keys:
             return there.mark, []
@@ -219,6 +236,8 @@ def _restored(values: list[Any], kind: pa.DataType | None, column: str) -> list[
         return to_plain(from_json(pa.array(values, pa.string()), bare))
     if t.is_integer(bare) and base(column) == "numeric":
         return [int(v) if v is not None and v == v.to_integral_value() else v for v in values]
+    if t.is_decimal(bare):
+        return _decimals(values, bare)
     if (held := _values_of(column)) is None:
         return values if t.is_null(bare) else to_plain(pa.array(values, bare))
     return to_plain(as_delivered(pa.chunked_array([_array(values, held)]), bare))
@@ -232,6 +251,14 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     if pa.types.is_duration(kind):  # Arrow fails at the longest
         return pa.array([None if v is None else v // _MICROSECOND for v in values], pa.int64()).cast(kind)
     return pa.array(values, kind)
+
+
+def _decimals(values: list[Any], kind: pa.DataType) -> list[Any]:
+    """Decimals with the digits of a type; as they are, if it does not hold them."""
+    try:
+        return to_plain(pa.array(values, kind))
+    except pa.ArrowInvalid:
+        return values
 
 
 def _extended(values: list[Any], kind: pa.BaseExtensionType) -> list[Any]:

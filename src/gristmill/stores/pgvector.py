@@ -11,6 +11,24 @@ OPERATORS: dict[Metric, str] = {"cosine": "vector_cosine_ops", "l2": "vector_l2_
 _SIGNS: dict[Metric, str] = {"cosine": "<=>", "l2": "<->", "ip": "<#>"}
 EF = (100, 1000)  # candidates that HNSW looks at: at least, where pgvector's default is 40, and at most, as it allows
 
+_INSTALLED = """
+SELECT quote_ident(n.nspname), n.nspname = ANY (current_schemas(true)), current_setting('search_path')
+FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
+WHERE e.extname = 'vector' AND has_schema_privilege(n.oid, 'USAGE')
+"""
+
+
+def installed(session: Session) -> tuple[bool, str]:
+    """Whether the database has pgvector for this role, and the statement by which a transaction finds its types and
+    operators, if they are in a schema that is not searched; it takes no snapshot.
+    """
+    rows = session.run(_INSTALLED)
+    if not rows or rows[0][1]:
+        return bool(rows), ""
+    schema, _, before = rows[0]
+    searched = ", ".join([before] * (before not in ("", '""')) + [schema])
+    return True, f"SET LOCAL search_path TO {searched}"
+
 
 def indexed_by(session: Session, table: str, column: str) -> Metric | None:
     """The metric of an index of a column: of several that of the latest of ours, if there is one; None if there is no

@@ -17,11 +17,11 @@ from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
-from gristmill.stores import pgindex, pgtable, references
+from gristmill.stores import pgindex, pgtable, pgvector, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
-from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, merged, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, holds_decimals, merged, moved, quoted
 from gristmill.stores.tables import Tables
 
 LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
@@ -97,6 +97,7 @@ class Server:
         self._schema, _, self._table = place.name.rpartition(".")
         self._connection: Any = None
         self._vectors: bool | None = None
+        self._finds = ""  # a statement
 
     @contextlib.contextmanager
     def session(self, *, write: bool) -> Iterator[Session]:
@@ -111,7 +112,9 @@ class Server:
                     found = schema_of(made, self._table) or made.run("SELECT current_schema()")[0][0]
                     self._schema = found or "public"
                 if self._vectors is None:
-                    self._vectors = bool(made.run("SELECT 1 FROM pg_extension WHERE extname = 'vector'"))
+                    self._vectors, self._finds = pgvector.installed(made)
+                if self._finds:
+                    made.run(self._finds)
                 yield made
         except psycopg.Error as e:
             self.close()
@@ -146,8 +149,8 @@ class Server:
 
     def holds(self, field: pa.Field, kind: str) -> bool:
         own = self.kind(field)
-        wider = kind == own or kind in _WIDER.get(own, ())
         bare = storage(field.type)
+        wider = kind == own or kind in _WIDER.get(own, ()) or (pa.types.is_decimal(bare) and _wider(bare, kind))
         vectors = pa.types.is_fixed_size_list(bare) and bare.value_type in _VECTORS
         return wider or (vectors and kind in (f"vector({bare.list_size})", "vector", "real[]"))
 
@@ -344,6 +347,12 @@ class Server:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _wider(decimals: pa.DataType, kind: str) -> bool:
+    """Whether a column of the type `kind` holds all values of a type of decimals."""
+    digits = re.fullmatch(r"numeric\((\d+),(\d+)\)", kind)
+    return kind == "numeric" or (digits is not None and holds_decimals(int(digits[1]), int(digits[2]), decimals))
 
 
 def _kind(kind: pa.DataType, where: str, vectors: bool) -> str:

@@ -176,6 +176,11 @@ def folded(name: str) -> str:
     return name.encode().lower().decode()
 
 
+def holds_decimals(precision: int, scale: int, kind: pa.DataType) -> bool:
+    """Whether a column of decimals with so many digits, so many of them behind the point, holds those of a type."""
+    return bool(scale >= kind.scale and precision - scale >= kind.precision - kind.scale)
+
+
 def refuse_view(shown: str) -> None:
     """Raises BadJob for a view, whose rows are those of other tables."""
     raise BadJob(f"{shown}: is a view, whose rows cannot be replaced: deliver to the table that they are in")
