@@ -34,6 +34,7 @@ from gristmill.job.specs import (
 )
 from gristmill.models.contract import ModelInfo
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.values import dataclass
 
 
 def one(batch: Any) -> Any:
@@ -201,7 +202,7 @@ def test_a_new_option_makes_no_difference_until_it_is_used() -> None:
     job = job_of(Sink("out"))
     old = fingerprint(job).stored()
 
-    @dataclasses.dataclass(frozen=True)
+    @dataclass(frozen=True)
     class Later(Sink):
         dictionary: bool = False
 
