@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from gristmill.process.scratch import Scratch
+from gristmill.files.objectstore import ObjectFiles
+from gristmill.process.scratch import SCRATCH, Scratch
 
 RACER = """
 import os, sys, tempfile
@@ -66,3 +68,16 @@ def test_a_fork_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     scratch._folder.remove()
     Scratch().path("part")
     assert not theirs.exists()
+
+
+def test_one_folder_is_of_all_stores_of_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """However many buckets are opened: each folder is an open file and stays until the process ends."""
+    monkeypatch.setattr(SCRATCH, "_folder", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for n in range(20):
+        with ObjectFiles(f"s3://bucket{n}/", {}).create(f"s3://bucket{n}/part") as out:
+            out.write(b"here")
+    (folder,) = tmp_path.iterdir()
+    assert len(list(folder.glob("*-part"))) == 20
+    assert SCRATCH._folder is not None
+    SCRATCH._folder.remove()

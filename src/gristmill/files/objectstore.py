@@ -25,7 +25,7 @@ from gristmill.files.disk import join, sha256_of
 from gristmill.files.heartbeat import ObjectLease, beating
 from gristmill.files.lease import Holder
 from gristmill.files.requests import Contended, answer
-from gristmill.process.scratch import Scratch
+from gristmill.process.scratch import SCRATCH
 
 AT_ONCE = 32  # requests under way at a time, so that round trips of some 20 ms overlap
 PATIENCE = 180.0  # seconds until a store that does not answer is an error: longer than a restart or a failover takes
@@ -57,7 +57,6 @@ class ObjectFiles:
 
     def _begin(self) -> None:
         self._opened: Any = None
-        self._scratch = Scratch()
         self._pending: dict[str, str] = {}  # path -> where it is until it is settled
         self._digests: dict[str, tuple[int, str]] = {}
 
@@ -83,7 +82,7 @@ class ObjectFiles:
         """A new file in the scratch folder, which stands in for `path` until it is settled."""
         if path in self._pending:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        local = self._scratch.path(path.rpartition("/")[2])
+        local = SCRATCH.path(path.rpartition("/")[2])
         file = open(local, "xb", buffering=1 << 20)  # noqa: SIM115
         self._pending[path] = local
         return file
@@ -98,7 +97,7 @@ class ObjectFiles:
         if path in self._pending:
             yield self._pending[path]
             return
-        copy = self._scratch.path(path.rpartition("/")[2])
+        copy = SCRATCH.path(path.rpartition("/")[2])
         try:
             self._fetch(path, copy)
             yield copy

@@ -103,6 +103,9 @@ class Scratch:
         return os.path.join(self._folder.path, f"{next(self._numbers)}-{name}")
 
 
+SCRATCH = Scratch()  # one of a process: each holds a folder and its lock, until the process ends
+
+
 def _sweep(prefix: str, above: str) -> None:
     for name in os.listdir(above):
         if name.startswith(prefix):
