@@ -589,3 +589,11 @@ def test_a_retry_that_somebody_asks_for_waits_for_its_turn(tmp_path: Path) -> No
     assert [one.kind for one in said] == ["started", "done"]
     assert all("its dead letters" in one.text and one.fields["what"] == RETRY for one in said)
     assert [one.state for one in runs(folder)] == ["done"] * 3
+
+
+def test_a_list_of_no_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a sentence, without the head of a table."""
+    assert main(["up", str(tmp_path), "--list"]) == 0
+    assert capsys.readouterr().out.strip() == (
+        f"{tmp_path}: no job file with a schedule that can be run is here: nothing runs until one is"
+    )

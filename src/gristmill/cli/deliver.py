@@ -116,7 +116,9 @@ gristmill lookup scores/ 17 --key id
 @words.option("--metric", type=click.Choice(get_args(Metric)), help="How far apart vectors are (default: the index's)")
 @words.sets
 @words.variables
-@words.as_json
+@words.option(
+    "--json", "as_json", is_flag=True, group="What it shows", help="As it is: what is found is printed as JSON"
+)
 @words.debug
 def lookup(target: str, keys: tuple[str, ...], columns: tuple[str, ...], nearest: str | None, **given: Any) -> int:
     """Show the published row of each key, or the rows nearest to a vector, as JSON lines, all of one generation. Exits

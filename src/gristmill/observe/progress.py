@@ -143,7 +143,8 @@ def line(now: Progress) -> str:
             parts.append(f"{units.count(now.rows_dead)} dead")
         if now.used:
             parts.append(_asked(now.used))
-        parts.append(units.plural(now.workers, "worker"))
+        if now.workers:
+            parts.append(units.plural(now.workers, "worker"))
         if now.shards_resumed and not now.shards_done > now.shards_resumed:
             parts.append(f"{units.plural(now.shards_resumed, 'shard')} done before")
     elif now.phase == "delivering" and now.delivery is not None:

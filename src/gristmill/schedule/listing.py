@@ -31,9 +31,10 @@ def listed(files: JobFiles, folder: str, now: datetime) -> Table:
             following = "" if tick is None else f"{tick:%Y-%m-%d %H:%M %Z}"
             rows.append((name, when(told.schedule), following, _ended(last[0], told.schedule.zone) if last else ""))
     rows += [(name, "cannot be run", "", why) for name, why in found.bad.items()]
-    return Table(
-        ("job", "when", "next", "last"), tuple(rows), title=f"{files.folder}: {len(found.jobs)} with a schedule"
-    )
+    if not rows:
+        return Table((), (), title=outlook(files, now))
+    title = f"{files.folder}: {len(found.jobs)} with a schedule"
+    return Table(("job", "when", "next", "last"), tuple(rows), title=title)
 
 
 def when(schedule: Schedule) -> str:
