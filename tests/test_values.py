@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import gristmill as gm
 from gristmill import values
 
 FIELDS = {
@@ -146,3 +147,45 @@ def test_nothing_is_compiled_for_a_class_of_which_no_value_is_made(monkeypatch: 
     cls = made(values.dataclass, [("a", "plain")])
     assert asked == []
     assert (cls(1), cls(2), asked) == (cls(1), cls(2), [cls])
+
+
+def test_signatures_say_what_options_are_in_short() -> None:
+    """`help(gm.Gates)` and editors show types, not the whole description of an option."""
+    shown = str(inspect.signature(gm.Gates))
+    assert "min_ok: " in shown and "Annotated" not in shown and len(shown) < 600
+
+
+@values.dataclass(frozen=True)
+class Called(Base):
+    """A value that is called."""
+
+    def __call__(self, x: int, y: int) -> int:
+        """The larger one."""
+        return max(x, y, self.a)
+
+
+class Otherwise(Base):
+    """One with an `__init__` of its own."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(int(text))
+
+
+def test_signatures_of_values_and_of_subclasses() -> None:
+    """A value's is that of its call, a subclass's that of its own `__init__`."""
+    assert str(inspect.signature(Called(1))) == "(x: 'int', y: 'int') -> 'int'"
+    assert str(inspect.signature(Otherwise)) == "(text: 'str') -> 'None'"
+    assert str(inspect.signature(Plain)) == str(inspect.signature(Base)) != str(inspect.signature(Otherwise))
+
+
+def test_a_value_inside_itself_has_a_text() -> None:
+    """As that of the standard library."""
+    value = Base(1)
+    value.b.append(value)  # type: ignore[arg-type]
+    assert repr(value) == "Base(a=1, b=[...])"
+
+
+def test_what_is_only_for_init_is_refused() -> None:
+    """It would be lost."""
+    with pytest.raises(TypeError, match="Value: a class made here has no InitVar"):
+        values.dataclass(frozen=True)(type("Value", (), {"__annotations__": {"a": "dataclasses.InitVar[int]"}}))

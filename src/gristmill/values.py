@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import reprlib
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ else:
 
 def _frozen(cls: type, *, frozen: bool, eq: bool = True, repr: bool = True, kw_only: bool = False) -> Any:
     own = dict(vars(cls))
+    if any("InitVar" in str(hint) for hint in own.get("__annotations__", {}).values()):
+        raise TypeError(f"{cls.__name__}: a class made here has no InitVar: take dataclasses.dataclass")
     made: Any = dataclasses.dataclass(cls, init=False, repr=False, eq=False, kw_only=kw_only)
     shared: dict[str, Any] = {"__setattr__": _set, "__delattr__": _delete}
     if "__init__" not in own:
@@ -80,8 +83,14 @@ class _Signature:
     """The signature of a class, for `inspect.signature` and `help`."""
 
     def __get__(self, value: object, cls: type) -> inspect.Signature:
-        whole = inspect.signature(_compiled(cls))
-        return whole.replace(parameters=[*whole.parameters.values()][1:])
+        by = next(c for c in cls.__mro__ if "__init__" in vars(c))
+        if value is not None or "__signature__" not in vars(by):  # of its `__call__`, or of an `__init__` of its own
+            raise AttributeError("__signature__")
+        whole = inspect.signature(_compiled(by))
+        shown = getattr(by, "_shown", lambda hint: hint)
+        return whole.replace(
+            parameters=[p.replace(annotation=shown(p.annotation)) for p in whole.parameters.values()][1:]
+        )
 
 
 def _getter(names: Any) -> Any:
@@ -119,6 +128,7 @@ def _hash(self: Any) -> int:
     return hash(self._hashed(self))
 
 
+@reprlib.recursive_repr()
 def _text(self: Any) -> str:
     shown = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self) if f.repr)
     return f"{type(self).__qualname__}({shown})"

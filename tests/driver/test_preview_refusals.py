@@ -76,3 +76,19 @@ def test_what_the_run_takes(tmp_path: Path) -> None:
     job.run(restart=True)
     assert job.preview(2).num_rows == 2
     assert made(tmp_path, deliver="postgresql://127.0.0.1:9/x#t").preview(2).num_rows == 2
+
+
+@pytest.mark.parametrize("made_by_a_step", [False, True])
+def test_keys_that_are_folders_of_the_result(made_by_a_step: bool, tmp_path: Path) -> None:
+    """A preview has no folders, and the run has: an index or a delivery by such a column fits."""
+    rows, options = str(tmp_path / "rows.parquet"), {}
+    pq.write_table(pa.table({"id": range(10), "x": [float(n) for n in range(10)], "day": ["a", "b"] * 5}), rows)
+    if made_by_a_step:
+        options["steps"] = [gm.step(lambda batch: {**batch, "part": [f"p{n % 2}" for n in batch["id"]]})]
+    by = "part" if made_by_a_step else "day"
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"], partition_by=by, index=[by, "id"])
+    to = f"sqlite://{tmp_path}/s.sqlite?mode=upsert&key={by}&key=id#t"
+    job = gm.Job(rows, doubled, sink, workers=0, deliver=to, **options)
+    assert job.preview(2).num_rows == 2
+    assert job.run().rows_ok == 10
+    assert job.preview(2).num_rows == 2

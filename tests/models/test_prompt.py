@@ -123,12 +123,16 @@ def test_a_column_in_one_brace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"column 'text' is \{\{ text \}\}, with two braces") as e:
         gm.prompt(table(), tmp_path / "out", prompt="Is it good? {text}", **asked)  # type: ignore[arg-type]
     assert e.value.exit_code == 2
+    for formatted in ("{text!r}", "{text:>3}"):
+        with pytest.raises(BadModel, match="with two braces"):
+            gm.prompt(table(), tmp_path / "out", prompt=formatted, **asked)  # type: ignore[arg-type]
     for prompt in (
         'Answer {"text": 1}',
         "Say {this}",
         "{{ '{text}' }}",
         "{% raw %}{text}{% endraw %}",
         "{text} is {{ text }}",
+        "{# of {text} #} Say this",
     ):
         gm.Job(table(), gm.Prompt(prompt, "m", base_url="http://127.0.0.1:9/v1"), str(tmp_path / "out")).plan()
 

@@ -169,6 +169,16 @@ def test_a_preview_shows_the_prompt_beside_the_answer(chat: ChatServer, tmp_path
     assert job.run().rows_ok == 3 and gm.read(tmp_path / "out").to_table().column_names == ["id", "answer"]
 
 
+def test_a_preview_of_what_is_delivered(chat: ChatServer, tmp_path: Path) -> None:
+    """What it shows beside, the prompt, is nothing that the table would need."""
+    asked = gm.Prompt("Q: {{ text }}", "m")
+    to = {"to": f"sqlite:///{tmp_path / 'd.sqlite'}#answers", "key": ["id"], "mode": "upsert"}
+    job = gm.Job(ROWS, asked, gm.sink(tmp_path / "out", keep=["id"]), deliver=[to])
+    job.run()
+    (row,) = job.preview(1).to_pylist()
+    assert row == {"id": 1, "answer": "<Q: a b>", "answer_prompt": "Q: a b"}
+
+
 def test_parts_that_do_not_go_together(chat: ChatServer) -> None:
     """Said before any request, with the way out."""
     for options, said in (
@@ -259,6 +269,8 @@ def test_a_plan_of_an_update_tells_what_may_be_asked(chat: ChatServer, tmp_path:
     assert job.plan().takes == {}
     pq.write_table(rows.slice(0, 25), tmp_path / "in" / "b.parquet")
     assert job.plan().takes["requests"] == pytest.approx(25)
+    (tmp_path / "in" / "b.parquet").unlink()
+    assert job.plan().takes == {}
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -81,3 +81,12 @@ def test_one_folder_is_of_all_stores_of_a_process(monkeypatch: pytest.MonkeyPatc
     assert len(list(folder.glob("*-part"))) == 20
     assert SCRATCH._folder is not None
     SCRATCH._folder.remove()
+
+
+def test_a_fork_while_another_thread_makes_the_folder() -> None:
+    """Has a folder of its own, and waits for nobody: the thread that held the guard is not there."""
+    with SCRATCH._guard:
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if SCRATCH._guard.acquire(timeout=10) and SCRATCH._folder is None else 1)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -133,11 +133,12 @@ def plan(spec: JobSpec) -> PlanView:
         elif held is not None and not refused:
             gates += _held_back(spec, held)
         stores = _stores(spec, held, r, refused)
+        most: float | None = None
         left = 0.0 if held is None or refused else selection.left(held, r, append)
         idle = held is not None and not refused and not left and "nothing to do" in sink
         if spec.update is not None and held is not None and "which a run updates" in sink:
-            left = updating.rows_at_most(held, r) or left
-        takes = {} if idle else estimate(r, left or None)
+            most = updating.rows_at_most(held, r)
+        takes = {} if idle or most == 0 else estimate(r, most or left or None)
         if held is not None and spec.update is not None:
             gates += filter(None, [updating.missed(held, r, lambda: 0)])  # rows are not read yet
             sink = "; ".join(filter(None, [sink, updating.at_most(held, r) if "which a run updates" in sink else ""]))

@@ -84,7 +84,7 @@ def option_fields(of: str = "") -> Callable[[type[T]], type[T]]:
 
     def decorate(cls: type[T]) -> type[T]:
         made: Any = cls.__init__
-        made.__annotations__ = {name: bare(hint) for name, hint in made.__annotations__.items()}
+        cls._shown = staticmethod(bare)  # type: ignore[attr-defined]  # of hints, by the signature of the class
         names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
 
         @functools.wraps(made)

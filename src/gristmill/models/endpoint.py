@@ -561,12 +561,13 @@ class Endpoint:
         if not any(a.flying for a in self._addresses):
             self._since = sent
         address.flying += 1
+        no_address = (aiohttp.InvalidURL, getattr(aiohttp, "NonHttpUrlClientError", aiohttp.InvalidURL))  # of 3.10
         try:
             # Not redirected: the headers with the key would be sent along to whoever is named.
             async with session.post(below(address.url, path), data=data, allow_redirects=False) as reply:
                 text = await whole(reply)
                 status, headers = reply.status, reply.headers
-        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+        except no_address:
             self.stop(BadModel(f"base_url {redact(address.url)!r} is not an address: write it as https://host/v1"))
         except asyncio.TimeoutError:  # which is an OSError
             what = "answer" if call.by is not None or self._timeout <= CONNECT else "connection"

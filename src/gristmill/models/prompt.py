@@ -160,8 +160,10 @@ def _refuse_single_braces(spec: Prompt, schema: pa.Schema) -> None:
     """Raises BadModel for a prompt that names no column as a template does, but one as Python's format does: all rows
     would be asked the same, and paid for.
     """
-    text = re.sub(r"(?s)\{%-? *raw.*?endraw *-?%\}|\{\{.*?\}\}", "", resolve(spec).prompt or "")
-    if meant := next((n for n in re.findall(r"(?<!\{)\{ ?(\w+) ?\}(?!\})", text) if n in schema.names), None):
+    text = re.sub(r"(?s)\{%-? *raw.*?endraw *-?%\}|\{#.*?#\}|\{\{.*?\}\}", "", resolve(spec).prompt or "")
+    if meant := next(
+        (n for n in re.findall(r"(?<!\{)\{ ?(\w+)(?:![rsa])?(?::[^{}]*)? ?\}(?!\})", text) if n in schema.names), None
+    ):
         raise BadModel(
             f"{spec.name}: the prompt names no column, so that all rows would be asked the same: column {meant!r} is "
             f"{{{{ {meant} }}}}, with two braces (and a text in one brace {{{{ '{{{meant}}}' }}}})"

@@ -90,6 +90,10 @@ class Scratch:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Without a folder yet."""
         self._folder: Folder | None = None
         self._numbers = itertools.count()
         self._guard = threading.Lock()
@@ -104,6 +108,8 @@ class Scratch:
 
 
 SCRATCH = Scratch()  # one of a process: each holds a folder and its lock, until the process ends
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SCRATCH.begin)  # another thread may have held its guard
 
 
 def _sweep(prefix: str, above: str) -> None:
