@@ -166,10 +166,18 @@ class Lake:
 
     # ------------------------------------------------ staging
 
-    def _staging(self, now: Snapshot | None, load: Load) -> str:
-        """What the paths of this generation's files begin with, of which none has ever been committed."""
+    def _staging(self, now: Snapshot | None, load: Load, schema: pa.Schema) -> str:
+        """What the paths of this generation's files begin with, of which none has ever been committed. Files of other
+        columns have others: somebody may change the table's before an interrupted delivery goes on.
+        """
         times = 0 if now is None else now.committed(load.stage)
-        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}")
+        columns = hashlib.sha256(str(schema).encode()).hexdigest()[:8]
+        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}{columns}")
+
+    def _staged(self, load: Load) -> list[Datafile]:
+        """The files of this generation."""
+        now = self._form.now()
+        return self._files(self._staging(now, load, self._columns(now, load)))
 
     def _files(self, staging: str) -> list[Datafile]:
         folder, first = os.path.split(staging)
@@ -194,12 +202,12 @@ class Lake:
         return self._known.get(path)
 
     def staged(self, load: Load) -> Mapping[str, int]:
-        files = self._files(self._staging(self._form.now(), load))
-        return {part: rows for file in files for part, rows in file.parts.items()}
+        return {part: rows for file in self._staged(load) for part, rows in file.parts.items()}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         now = self._form.now()
-        staging, schema = self._staging(now, load), self._columns(now, load)
+        schema = self._columns(now, load)
+        staging = self._staging(now, load, schema)
         folder = os.path.dirname(f"{staging}x")
         LOCAL.make_folder(folder)
         there = {part for file in self._files(staging) for part in file.parts}
@@ -237,7 +245,7 @@ class Lake:
     def count(self, load: Load | None) -> int:
         if load is None:
             return self._form.count()
-        return sum(file.rows for file in self._files(self._staging(self._form.now(), load)))
+        return sum(file.rows for file in self._staged(load))
 
     # ------------------------------------------------ the atomic step
 
@@ -248,10 +256,11 @@ class Lake:
                 if is_there(_live(now, load.mark.sink), load, self._place.shown):
                     return
                 others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
-                files = self._files(staging := self._staging(now, load))
+                schema = self._columns(now, load)
+                files = self._files(staging := self._staging(now, load, schema))
                 self._sweep(staging)
                 refuse_gone(load, (file.rows for file in files), self._place.shown)
-                if self._form.commit(now, load, self._columns(now, load), files, (load.mark, *others)):
+                if self._form.commit(now, load, schema, files, (load.mark, *others)):
                     return
         raise StoreUnavailable(
             f"{self._place.shown}: others have written there {ATTEMPTS} times while this was to be committed: run again"

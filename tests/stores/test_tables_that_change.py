@@ -1,0 +1,103 @@
+"""Tables of lakes whose columns others change, between two deliveries or in the middle of one."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import gristmill as gm
+from gristmill.stores.lake import Lake
+
+KINDS = {
+    "decimals": (pa.decimal128(10, 2), pa.decimal128(12, 4), [Decimal("1.25"), Decimal("-3.10")]),
+    "whole": (pa.int32(), pa.int64(), [5, -7]),
+    "floats": (pa.float32(), pa.float64(), [0.5, 0.25]),
+}
+MODES = ["append", "upsert", "replace"]
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows as they are."""
+    return batch
+
+
+def sink_of(rows: pa.Table, folder: Path, name: str = "out") -> str:
+    """A sink with these rows."""
+    gm.Job(rows, gm.model(same, batch_format="arrow"), str(folder / name), workers=0).run()
+    return str(folder / name)
+
+
+def lance(rows: pa.Table, folder: Path) -> Path:
+    """A table of somebody else."""
+    import lance
+
+    (folder / "db").mkdir()
+    lance.write_dataset(rows, path := folder / "db" / "t.lance")
+    return path
+
+
+def seen(path: Path) -> list[tuple[Any, ...]]:
+    """The rows of a Lance table."""
+    import lance
+
+    return sorted(tuple(row.values()) for row in lance.dataset(path).to_table(columns=["id", "v"]).to_pylist())
+
+
+def widened(path: Path, kind: pa.DataType) -> None:
+    """Change the type of the column `v`."""
+    import lance
+
+    lance.dataset(path).alter_columns({"path": "v", "data_type": kind})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.few(3)
+def test_staged_before_a_column_changes_its_type(
+    mode: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a delivery that was interrupted: the values are those of the result, and of the table, in the new type."""
+    narrow, wide, values = KINDS[kind]
+    path = lance(pa.table({"id": [100], "v": pa.array(values[:1], narrow)}), tmp_path)
+    result = sink_of(pa.table({"id": [1, 2], "v": pa.array(values, narrow)}), tmp_path)
+    to = gm.to(f"lance://{tmp_path}/db#t", mode=mode, key="id")
+
+    def stopped(self: Lake, load: Any) -> None:
+        raise gm.RunFailed("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(gm.RunFailed, match="stopped"):
+        patch.setattr(Lake, "publish", stopped)
+        gm.deliver(result, to)
+    widened(path, wide)
+    gm.deliver(result, to)
+    assert seen(path) == [(1, values[0]), (2, values[1]), *([] if mode == "replace" else [(100, values[0])])]
+    with gm.lookup(to) as lookup:
+        assert lookup.get(2) == {"id": 2, "v": values[1]}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.few(1)
+def test_a_column_that_changes_its_type_before_the_atomic_step(
+    mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The delivery ends with exit 1 and changes nothing, and the next one brings the values in the new type."""
+    narrow, wide, values = KINDS["decimals"]
+    path = lance(pa.table({"id": [100], "v": pa.array(values[:1], narrow)}), tmp_path)
+    result = sink_of(pa.table({"id": [1, 2], "v": pa.array(values, narrow)}), tmp_path)
+    to = gm.to(f"lance://{tmp_path}/db#t", mode=mode, key="id")
+    publish = Lake.publish
+
+    def late(self: Lake, load: Any) -> None:
+        widened(path, wide)
+        publish(self, load)
+
+    with monkeypatch.context() as patch, pytest.raises(gm.RunFailed, match="staged is not there any more: run again"):
+        patch.setattr(Lake, "publish", late)
+        gm.deliver(result, to)
+    assert seen(path) == [(100, values[0])]
+    gm.deliver(result, to)
+    assert seen(path) == [(1, values[0]), (2, values[1]), *([] if mode == "replace" else [(100, values[0])])]
