@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import shops
 
 import gristmill as gm
 from gristmill.stores.lake import Lake
@@ -101,3 +102,46 @@ def test_a_column_that_changes_its_type_before_the_atomic_step(
     assert seen(path) == [(100, values[0])]
     gm.deliver(result, to)
     assert seen(path) == [(1, values[0]), (2, values[1]), *([] if mode == "replace" else [(100, values[0])])]
+
+
+WAYS: list[dict[str, Any]] = [{"mode": "append"}, {"mode": "replace"}, {"mode": "upsert", "delete": True}]
+STRICT = pa.schema([pa.field("id", pa.int64()), pa.field("v", pa.float64()), pa.field("z", pa.int32(), nullable=False)])
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+@pytest.mark.parametrize("store", ["delta", "iceberg", "lance"])
+@pytest.mark.few(4)
+def test_a_column_that_takes_no_nulls_and_is_not_in_the_result(store: str, way: dict[str, Any], tmp_path: Path) -> None:
+    """Refused before a row is scored, and the table can be read on."""
+    with shops.SHOPS[store]("", tmp_path) as shop:
+        old = pa.table({"id": [100], "v": [0.5], "z": pa.array([1], pa.int32())}, schema=STRICT)
+        made(store, old, tmp_path)
+        to = gm.to(shop.address("scores"), key="id", **way)
+        refused = "has columns that the result lacks" if store == "iceberg" and "delete" in way else "column 'z' takes no"
+        source = pa.table({"id": [1, 2], "v": [0.25, 1.5]})
+        with pytest.raises(gm.BadJob, match=refused):
+            gm.Job(source, gm.model(same, batch_format="arrow"), str(tmp_path / "out"), workers=0, deliver=[to]).run()
+        assert not (tmp_path / "out" / "_SUCCESS").exists()
+        assert shop.seen("scores") == {100: {"id": 100, "v": 0.5, "z": 1}}
+
+
+def made(store: str, rows: pa.Table, folder: Path, **options: Any) -> None:
+    """Make the table `scores` of somebody else."""
+    if store == "delta":
+        from deltalake import write_deltalake
+
+        write_deltalake(folder / "scores", rows, **options)
+    elif store == "lance":
+        import lance
+
+        (folder / "lancedb").mkdir(exist_ok=True)
+        lance.write_dataset(rows, folder / "lancedb" / "scores.lance", **options)
+    else:
+        from pyiceberg.catalog import load_catalog
+        from pyiceberg.schema import Schema
+        from pyiceberg.types import DoubleType, IntegerType, LongType, NestedField
+
+        about = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.sqlite", "warehouse": f"file://{folder}/lake"}
+        kinds = {pa.int64(): LongType(), pa.float64(): DoubleType(), pa.int32(): IntegerType()}
+        fields = [NestedField(n, f.name, kinds[f.type], required=not f.nullable) for n, f in enumerate(rows.schema, 1)]
+        load_catalog("shop", **about).create_table(("nights", "scores"), Schema(*fields)).append(rows)

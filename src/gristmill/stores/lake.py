@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from gristmill.values import dataclass
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
 WRITERS = 2  # files that are written at once
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 32 << 20  # of a row group of Parquet, at most
+GENERATED = b"delta.generationExpression"  # of a column whose values the table makes itself: how
 ATTEMPTS = 20  # commits that others are quicker with, one after the other, before it is given up
 
 
@@ -159,6 +160,13 @@ class Lake:
                     "without loss: change the column's type there, or cast the values in a step"
                 )
             fields.append(pa.field(field.name, column.type, column.nullable))
+        if load.mode != "upsert" or load.delete:
+            strict = (f.name for f in left_out(there.values(), load.schema) if not f.nullable)
+            if (name := next(strict, None)) is not None:
+                raise BadJob(
+                    f"{shown}: column {name!r} takes no nulls there, and the result lacks it: add it in a step, or let "
+                    "it take nulls there"
+                )
         return pa.schema(fields)
 
     def live(self, sink: str) -> Mark | None:
@@ -315,6 +323,11 @@ def settled(path: str) -> None:
 
 def _live(now: Snapshot | None, sink: str) -> Mark | None:
     return None if now is None else next((mark for mark in now.marks if mark.sink == sink), None)
+
+
+def left_out(there: Iterable[pa.Field], schema: pa.Schema) -> list[pa.Field]:
+    """The columns of a table that rows of these columns lack, and that it does not make itself."""
+    return [f for f in there if f.name not in schema.names and GENERATED not in (f.metadata or {})]
 
 
 def holds(there: pa.DataType, own: pa.DataType) -> bool:
