@@ -145,3 +145,53 @@ def made(store: str, rows: pa.Table, folder: Path, **options: Any) -> None:
         kinds = {pa.int64(): LongType(), pa.float64(): DoubleType(), pa.int32(): IntegerType()}
         fields = [NestedField(n, f.name, kinds[f.type], required=not f.nullable) for n, f in enumerate(rows.schema, 1)]
         load_catalog("shop", **about).create_table(("nights", "scores"), Schema(*fields)).append(rows)
+
+
+ODD: dict[str, dict[str, Any]] = {
+    "partitions": {"partition_by": ["id"]},
+    "its partitions": {"partition_by": ["z"]},
+    "changes": {"configuration": {"delta.enableChangeDataFeed": "true"}},
+    "deletions": {"configuration": {"delta.enableDeletionVectors": "true"}},
+    "names": {"configuration": {"delta.columnMapping.mode": "name"}},
+    "numbers": {"configuration": {"delta.columnMapping.mode": "id"}},
+    "a constraint": {},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("about", ODD)
+@pytest.mark.few(7)
+def test_delta_that_asks_more_and_has_a_column_that_the_result_lacks(about: str, mode: Any, tmp_path: Path) -> None:
+    """It is null in the rows of the result, and as it was in others, also when nights go on."""
+    from deltalake import DeltaTable
+
+    made("delta", pa.table({"id": [100], "v": [0.5], "z": pa.array([1], pa.int32())}), tmp_path, **ODD[about])
+    if about == "a constraint":
+        DeltaTable(tmp_path / "scores").alter.add_constraint({"small": "v < 1000"})
+    for night, values in enumerate(([0.25, 0.75], [1.5, 2.5])):
+        ids = [1, 2] if mode == "replace" else [2 * night + 1, 2 * night + 2]
+        result = sink_of(pa.table({"id": ids, "v": values}), tmp_path, f"night{night}")
+        gm.deliver(result, gm.to(f"delta://{tmp_path}/scores", mode=mode, key="id"))
+    there = pa.RecordBatchReader.from_stream(DeltaTable(tmp_path / "scores").scan()).read_all().to_pylist()
+    found = sorted(tuple(row[name] for name in ("id", "v", "z")) for row in there)
+    last = [(1, 1.5, None), (2, 2.5, None)]
+    added = [(1, 0.25, None), (2, 0.75, None), (3, 1.5, None), (4, 2.5, None), (100, 0.5, 1)]
+    assert found == (last if mode == "replace" else added)
+
+
+@pytest.mark.parametrize("mode", ["append", "replace"])
+@pytest.mark.few(2)
+def test_iceberg_with_partitions_by_a_column_that_the_result_lacks(mode: Any, tmp_path: Path) -> None:
+    """It is null in the rows of the result, and as it was in others."""
+    from pyiceberg.transforms import IdentityTransform
+    from test_lakes import iceberg_table
+
+    with shops.iceberg("", tmp_path) as shop:
+        made("iceberg", pa.table({"id": [100], "v": [0.5], "z": pa.array([1], pa.int32())}), tmp_path)
+        with iceberg_table(tmp_path).update_spec() as spec:
+            spec.add_field("z", IdentityTransform(), "z_part")
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        gm.deliver(sink_of(pa.table({"id": [1, 2], "v": [0.25, 1.5]}), tmp_path), to)
+        old = {100: {"id": 100, "v": 0.5, "z": 1}} if mode == "append" else {}
+        new = {1: {"id": 1, "v": 0.25, "z": None}, 2: {"id": 2, "v": 1.5, "z": None}}
+        assert shop.seen("scores") == {**old, **new}

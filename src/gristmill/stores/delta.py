@@ -48,6 +48,8 @@ from gristmill.stores.lake import (
     Snapshot,
     column_type,
     labelled,
+    left_out,
+    padded,
     parquet_about,
     parquet_batches,
     write_parquet,
@@ -277,7 +279,9 @@ class Table:
         if load.mode == "upsert":
             self._merge(now, load, schema, files, said)
         elif new or not _plain(now.table):
-            rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
+            lacks = left_out(now.schema, schema)
+            batches = padded(parquet_batches(files, schema), lacks)
+            rows = pa.RecordBatchReader.from_batches(pa.schema([*schema, *lacks]), batches)
             merged: Any = "merge" if new else None
             write_deltalake(now.table, rows, mode=mode, schema_mode=merged, commit_properties=said)
         else:

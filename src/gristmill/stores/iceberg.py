@@ -32,6 +32,8 @@ from gristmill.stores.lake import (
     Snapshot,
     column_type,
     labelled,
+    left_out,
+    padded,
     parquet_about,
     settled,
     write_parquet,
@@ -242,7 +244,7 @@ class Table:
         said_of[MARKS] = transaction.table_metadata.properties[MARKS]
         paths = [file.path for file in files]
         if now is not None and not now.table.spec().is_unpartitioned():
-            self._rows(transaction, load.whole, paths, schema, said_of)
+            self._rows(transaction, now, load, paths, schema, said_of)
             return
         if now is None or (load.mode == "append"):
             transaction.add_files(paths, said_of, check_duplicate_files=False)
@@ -263,15 +265,21 @@ class Table:
                 snapshot.append_data_file(file)
 
     @staticmethod
-    def _rows(transaction: Any, whole: bool, paths: Sequence[str], schema: pa.Schema, said_of: dict[str, str]) -> None:
-        """The rows themselves, which pyiceberg divides by the table's partitions: a commit, whatever its snapshots."""
+    def _rows(
+        transaction: Any, now: Snapshot, load: Load, paths: Sequence[str], schema: pa.Schema, said_of: dict[str, str]
+    ) -> None:
+        """The rows themselves, which pyiceberg divides by the table's partitions: a commit, whatever its snapshots. It
+        asks for all columns by which it does.
+        """
         import pyarrow.parquet as pq
         from pyiceberg.expressions import AlwaysTrue
 
-        if whole and transaction.table_metadata.current_snapshot() is not None:
+        if load.whole and transaction.table_metadata.current_snapshot() is not None:
             transaction.delete(AlwaysTrue(), snapshot_properties=said_of)
+        lacks = left_out(now.schema, schema)
         for rows in (pq.read_table(path).cast(schema) for path in paths) if paths else [schema.empty_table()]:
-            transaction.append(rows, snapshot_properties=said_of)
+            full = pa.Table.from_batches(padded(rows.to_batches(), lacks), pa.schema([*schema, *lacks]))
+            transaction.append(full, snapshot_properties=said_of)
 
     def _rewritten(
         self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile]

@@ -330,6 +330,13 @@ def left_out(there: Iterable[pa.Field], schema: pa.Schema) -> list[pa.Field]:
     return [f for f in there if f.name not in schema.names and GENERATED not in (f.metadata or {})]
 
 
+def padded(batches: Iterable[pa.RecordBatch], lacks: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
+    """The same rows, with nulls in columns of a table that they lack, where what writes them asks for all columns."""
+    for batch in batches:
+        nulls = [pa.nulls(batch.num_rows, f.type) for f in lacks]
+        yield pa.record_batch([*batch.columns, *nulls], schema=pa.schema([*batch.schema, *lacks]))
+
+
 def holds(there: pa.DataType, own: pa.DataType) -> bool:
     """Whether a column of the type `there` holds all values of the type `own`."""
     return bool(there == own or wider(there, own) == there)
