@@ -195,3 +195,22 @@ def test_iceberg_with_partitions_by_a_column_that_the_result_lacks(mode: Any, tm
         old = {100: {"id": 100, "v": 0.5, "z": 1}} if mode == "append" else {}
         new = {1: {"id": 1, "v": 0.25, "z": None}, 2: {"id": 2, "v": 1.5, "z": None}}
         assert shop.seen("scores") == {**old, **new}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mapped", ["name", "id"])
+@pytest.mark.few(2)
+def test_delta_with_mapped_names_gets_no_columns(mapped: str, mode: Any, tmp_path: Path) -> None:
+    """Refused before a row is scored; without new columns `evolve` does nothing there."""
+    from deltalake import DeltaTable
+
+    about = {"configuration": {"delta.columnMapping.mode": mapped}}
+    made("delta", pa.table({"id": [100], "v": [0.5]}), tmp_path, **about)
+    to = gm.to(f"delta://{tmp_path}/scores", mode=mode, key="id", evolve=True)
+    source = pa.table({"id": [1], "v": [0.25], "w": ["a"], "x": [1]})
+    with pytest.raises(gm.BadJob, match="has mapped column names, to which deltalake adds none: add 'w', 'x' there"):
+        gm.Job(source, gm.model(same, batch_format="arrow"), str(tmp_path / "out"), workers=0, deliver=[to]).run()
+    assert not (tmp_path / "out" / "_SUCCESS").exists()
+    gm.deliver(sink_of(source.select(["id", "v"]), tmp_path, "less"), to)
+    there = pa.RecordBatchReader.from_stream(DeltaTable(tmp_path / "scores").scan()).read_all().to_pylist()
+    assert sorted(row["id"] for row in there) == ([1] if mode == "replace" else [1, 100])

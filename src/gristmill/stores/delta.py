@@ -169,6 +169,8 @@ class Table:
             held = self.kind(plain(load.schema.field(name).type))
             if held is not None and (why := never_back(held)) is not None:
                 return f"column {name!r}: {why}: cast it to text in a step, and there, or deliver to another table"
+        if now is not None and _mapped(now.table) and len(new := self._new(now, load)):
+            return f"has mapped column names, to which deltalake adds none: add {', '.join(map(repr, new.names))} there"
         raised = now is not None and TIMES in _read_features(now.table)
         if not raised and (why := unopened(self._new(now, load))) is not None:
             return why
@@ -413,10 +415,14 @@ def _plain(table: Any) -> bool:
     features = frozenset(protocol.writer_features or ())
     asked_for = any(n.startswith("delta.constraints.") for n in about.configuration)
     changes = _is_set(table, "delta.enableChangeDataFeed")
-    named = about.configuration.get("delta.columnMapping.mode", "none") != "none"
     strict = any(not f.nullable or f.metadata for f in table.schema().fields)
     simple = features <= _PLAIN_FEATURES if features or protocol.min_writer_version >= 7 else True
-    return simple and not (about.partition_columns or asked_for or changes or named or strict)
+    return simple and not (about.partition_columns or asked_for or changes or _mapped(table) or strict)
+
+
+def _mapped(table: Any) -> bool:
+    """Whether its files have other names of columns than the table."""
+    return bool(table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none")
 
 
 def _is_set(table: Any, option: str) -> bool:
