@@ -169,7 +169,7 @@ class Table:
             held = self.kind(plain(load.schema.field(name).type))
             if held is not None and (why := never_back(held)) is not None:
                 return f"column {name!r}: {why}: cast it to text in a step, and there, or deliver to another table"
-        if now is not None and _mapped(now.table) and len(new := self._new(now, load)):
+        if now is not None and _bound(now.table) and len(new := self._new(now, load)):
             return f"has mapped column names, to which deltalake adds none: add {', '.join(map(repr, new.names))} there"
         raised = now is not None and TIMES in _read_features(now.table)
         if not raised and (why := unopened(self._new(now, load))) is not None:
@@ -423,6 +423,11 @@ def _plain(table: Any) -> bool:
 def _mapped(table: Any) -> bool:
     """Whether its files have other names of columns than the table."""
     return bool(table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none")
+
+
+def _bound(table: Any) -> bool:
+    """Whether it has mapped names to which deltalake adds none: to tables that do not say so to readers it does."""
+    return _mapped(table) and (table.protocol().min_reader_version < 3 or "columnMapping" in _read_features(table))
 
 
 def _is_set(table: Any, option: str) -> bool:
