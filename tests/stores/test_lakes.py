@@ -660,7 +660,7 @@ def test_iceberg_that_has_forgotten_its_snapshots(out: str, form: str, tmp_path:
 
 @pytest.mark.parametrize("form", ["1", "2"])
 @pytest.mark.few(1)
-def test_iceberg_that_was_rolled_back_to_a_snapshot_whose_past_is_forgotten(out: str, form: str, tmp_path: Path) -> None:
+def test_iceberg_that_was_rolled_back_to_a_snapshot_without_a_past(out: str, form: str, tmp_path: Path) -> None:
     """To one of others between two deliveries: the rows of the first are there, and those of the second come again."""
     with shops.iceberg("", tmp_path) as shop:
         properties = {"format-version": form}
@@ -813,3 +813,30 @@ def test_lance_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
         gm.deliver(out, shop.address("scores"), mode="append", key="id")
         assert shop.seen("scores") == {**wanted(range(ROWS + 5)), **theirs(99, 100)}
         assert lance.dataset(path).count_rows() == ROWS + 7
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_lance_with_an_old_version_that_is_kept(out: str, mode: Any, tmp_path: Path) -> None:
+    """By a tag, while somebody replaced the table and cleaned up: its marks are not those of what is there now, and its
+    files stay.
+    """
+    import lance
+
+    with shops.lance("", tmp_path) as shop:
+        path = tmp_path / "lancedb" / "scores.lance"
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        gm.deliver(out, to)
+        lance.dataset(path).tags.create("kept", lance.dataset(path).version)
+        write(tmp_path / "in", ROWS, ROWS + 5)
+        job(tmp_path, on_new_files="append", deliver=[to]).run()
+        others = range(1000, 1000 + 2 * ROWS)
+        lance.write_dataset(rows(*others), path, mode="overwrite")
+        lance.dataset(path).cleanup_old_versions(datetime.timedelta(0), error_if_tagged_old_versions=False)
+        assert len(lance.dataset(path).versions()) == 2
+        for _ in range(2):
+            gm.deliver(out, to)
+            assert shop.seen("scores") == {**wanted(range(ROWS + 5)), **({} if mode == "replace" else theirs(*others))}
+        assert lance.dataset(path).count_rows() == ROWS + 5 + (0 if mode == "replace" else len(others))
+        kept = lance.dataset(path, version="kept").to_table().to_pylist()
+        assert {row["id"]: row for row in kept} == wanted(range(ROWS))
