@@ -305,9 +305,9 @@ class Table:
         """Update and add rows by key. A merge that finds nothing to do makes no version, and the marks need one."""
         rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
         same = " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in load.key)
-        before = now.table.version()
+        before, new = now.table.version(), any(name not in now.schema.names for name in schema.names)
         merge = now.table.merge(
-            rows, same, source_alias="s", target_alias="t", merge_schema=load.evolve, commit_properties=said
+            rows, same, source_alias="s", target_alias="t", merge_schema=new, commit_properties=said
         )
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
         if load.delete:
