@@ -658,6 +658,35 @@ def test_iceberg_that_has_forgotten_its_snapshots(out: str, form: str, tmp_path:
                 assert count_of(shop, tmp_path) == len(nights) + len(theirs_now)
 
 
+@pytest.mark.parametrize("form", ["1", "2"])
+@pytest.mark.few(1)
+def test_iceberg_that_was_rolled_back_to_a_snapshot_without_a_past(out: str, form: str, tmp_path: Path) -> None:
+    """To one of others between two deliveries: the rows of the first are there, and those of the second come again."""
+    with shops.iceberg("", tmp_path) as shop:
+        properties = {"format-version": form}
+        iceberg_catalog(tmp_path).create_table(("nights", "scores"), rows(99).schema, properties=properties)
+        to = gm.to(shop.address("scores"), mode="append", key="id")
+        gm.deliver(out, to)
+        known = ROWS
+        for night in range(3):
+            appender(shop, tmp_path)(rows(1000 + night))
+            table = iceberg_table(tmp_path)
+            between = table.current_snapshot().snapshot_id
+            gone = [s.snapshot_id for s in table.metadata.snapshots if s.snapshot_id != between]
+            table.maintenance.expire_snapshots().by_ids(gone).commit()
+            for _ in range(2):
+                write(tmp_path / "in", known, known + 1)
+                known += 1
+                job(tmp_path, on_new_files="append").run()
+                gm.deliver(out, to)
+            iceberg_table(tmp_path).manage_snapshots().rollback_to_snapshot(between).commit()
+            gm.deliver(out, to)
+            gm.deliver(out, to)
+            assert shop.seen("scores") == {**wanted(range(known)), **theirs(*range(1000, 1001 + night))}
+            assert count_of(shop, tmp_path) == known + night + 1
+            assert len(json.loads(iceberg_table(tmp_path).properties["gristmill.after"])) == 2
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 @pytest.mark.parametrize("gone", ["renamed", "dropped"])
 def test_iceberg_column_whose_name_comes_again(out: str, gone: str, mode: str, tmp_path: Path) -> None:
@@ -784,3 +813,30 @@ def test_lance_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
         gm.deliver(out, shop.address("scores"), mode="append", key="id")
         assert shop.seen("scores") == {**wanted(range(ROWS + 5)), **theirs(99, 100)}
         assert lance.dataset(path).count_rows() == ROWS + 7
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_lance_with_an_old_version_that_is_kept(out: str, mode: Any, tmp_path: Path) -> None:
+    """By a tag, while somebody replaced the table and cleaned up: its marks are not those of what is there now, and its
+    files stay.
+    """
+    import lance
+
+    with shops.lance("", tmp_path) as shop:
+        path = tmp_path / "lancedb" / "scores.lance"
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        gm.deliver(out, to)
+        lance.dataset(path).tags.create("kept", lance.dataset(path).version)
+        write(tmp_path / "in", ROWS, ROWS + 5)
+        job(tmp_path, on_new_files="append", deliver=[to]).run()
+        others = range(1000, 1000 + 2 * ROWS)
+        lance.write_dataset(rows(*others), path, mode="overwrite")
+        lance.dataset(path).cleanup_old_versions(datetime.timedelta(0), error_if_tagged_old_versions=False)
+        assert len(lance.dataset(path).versions()) == 2
+        for _ in range(2):
+            gm.deliver(out, to)
+            assert shop.seen("scores") == {**wanted(range(ROWS + 5)), **({} if mode == "replace" else theirs(*others))}
+        assert lance.dataset(path).count_rows() == ROWS + 5 + (0 if mode == "replace" else len(others))
+        kept = lance.dataset(path, version="kept").to_table().to_pylist()
+        assert {row["id"]: row for row in kept} == wanted(range(ROWS))

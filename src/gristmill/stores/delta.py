@@ -48,6 +48,8 @@ from gristmill.stores.lake import (
     Snapshot,
     column_type,
     labelled,
+    left_out,
+    padded,
     parquet_about,
     parquet_batches,
     write_parquet,
@@ -167,6 +169,8 @@ class Table:
             held = self.kind(plain(load.schema.field(name).type))
             if held is not None and (why := never_back(held)) is not None:
                 return f"column {name!r}: {why}: cast it to text in a step, and there, or deliver to another table"
+        if now is not None and _bound(now.table) and len(new := self._new(now, load)):
+            return f"has mapped column names, to which deltalake adds none: add {', '.join(map(repr, new.names))} there"
         raised = now is not None and TIMES in _read_features(now.table)
         if not raised and (why := unopened(self._new(now, load))) is not None:
             return why
@@ -277,7 +281,9 @@ class Table:
         if load.mode == "upsert":
             self._merge(now, load, schema, files, said)
         elif new or not _plain(now.table):
-            rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
+            lacks = left_out(now.schema, schema)
+            batches = padded(parquet_batches(files, schema), lacks)
+            rows = pa.RecordBatchReader.from_batches(pa.schema([*schema, *lacks]), batches)
             merged: Any = "merge" if new else None
             write_deltalake(now.table, rows, mode=mode, schema_mode=merged, commit_properties=said)
         else:
@@ -299,9 +305,9 @@ class Table:
         """Update and add rows by key. A merge that finds nothing to do makes no version, and the marks need one."""
         rows = pa.RecordBatchReader.from_batches(schema, parquet_batches(files, schema))
         same = " AND ".join(f"t.{quoted(n)} = s.{quoted(n)}" for n in load.key)
-        before = now.table.version()
+        before, new = now.table.version(), any(name not in now.schema.names for name in schema.names)
         merge = now.table.merge(
-            rows, same, source_alias="s", target_alias="t", merge_schema=load.evolve, commit_properties=said
+            rows, same, source_alias="s", target_alias="t", merge_schema=new, commit_properties=said
         )
         merge = merge.when_matched_update_all().when_not_matched_insert_all()
         if load.delete:
@@ -409,10 +415,19 @@ def _plain(table: Any) -> bool:
     features = frozenset(protocol.writer_features or ())
     asked_for = any(n.startswith("delta.constraints.") for n in about.configuration)
     changes = _is_set(table, "delta.enableChangeDataFeed")
-    named = about.configuration.get("delta.columnMapping.mode", "none") != "none"
     strict = any(not f.nullable or f.metadata for f in table.schema().fields)
     simple = features <= _PLAIN_FEATURES if features or protocol.min_writer_version >= 7 else True
-    return simple and not (about.partition_columns or asked_for or changes or named or strict)
+    return simple and not (about.partition_columns or asked_for or changes or _mapped(table) or strict)
+
+
+def _mapped(table: Any) -> bool:
+    """Whether its files have other names of columns than the table."""
+    return bool(table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none")
+
+
+def _bound(table: Any) -> bool:
+    """Whether it has mapped names to which deltalake adds none: to tables that do not say so to readers it does."""
+    return _mapped(table) and (table.protocol().min_reader_version < 3 or "columnMapping" in _read_features(table))
 
 
 def _is_set(table: Any, option: str) -> bool:

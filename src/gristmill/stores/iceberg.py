@@ -32,6 +32,8 @@ from gristmill.stores.lake import (
     Snapshot,
     column_type,
     labelled,
+    left_out,
+    padded,
     parquet_about,
     settled,
     write_parquet,
@@ -40,7 +42,7 @@ from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.refused import refuse, without_far
 from gristmill.stores.sql import quoted
 
-# Properties of a table: the marks, staging places committed, and the latest snapshot that was there before.
+# Properties of a table: the marks, staging places committed, and deliveries by the latest snapshot before each.
 MARKS, PLACES, AFTER = "gristmill.marks", "gristmill.places", "gristmill.after"
 NO_RETRIES = {"commit.retry.num-retries": "0"}
 LISTED = 200  # keys that are asked for one by one, as many as files are pruned by; more are asked for by their range
@@ -227,8 +229,9 @@ class Table:
         there = {name.rpartition("_")[0] for name in LOCAL.names(self.folder())}
         places = {stage: n for stage, n in known.items() if stage in there}
         places[load.stage] = known.get(load.stage, 0) + 1
-        after = max(map(_turn, [] if now is None else now.table.metadata.snapshots), default=[])
         bodies = [json.loads(mark.dump()) for mark in marks]
+        last = [max(map(_turn, [] if now is None else now.table.metadata.snapshots), default=[]), bodies]
+        after = [*([] if now is None else _asked(now.table)), last]
         return {MARKS: json.dumps(bodies), PLACES: json.dumps(places), AFTER: json.dumps(after)}
 
     def _files(
@@ -242,7 +245,7 @@ class Table:
         said_of[MARKS] = transaction.table_metadata.properties[MARKS]
         paths = [file.path for file in files]
         if now is not None and not now.table.spec().is_unpartitioned():
-            self._rows(transaction, load.whole, paths, schema, said_of)
+            self._rows(transaction, now, load, paths, schema, said_of)
             return
         if now is None or (load.mode == "append"):
             transaction.add_files(paths, said_of, check_duplicate_files=False)
@@ -263,15 +266,21 @@ class Table:
                 snapshot.append_data_file(file)
 
     @staticmethod
-    def _rows(transaction: Any, whole: bool, paths: Sequence[str], schema: pa.Schema, said_of: dict[str, str]) -> None:
-        """The rows themselves, which pyiceberg divides by the table's partitions: a commit, whatever its snapshots."""
+    def _rows(
+        transaction: Any, now: Snapshot, load: Load, paths: Sequence[str], schema: pa.Schema, said_of: dict[str, str]
+    ) -> None:
+        """The rows themselves, which pyiceberg divides by the table's partitions: a commit, whatever its snapshots. It
+        asks for all columns by which it does.
+        """
         import pyarrow.parquet as pq
         from pyiceberg.expressions import AlwaysTrue
 
-        if whole and transaction.table_metadata.current_snapshot() is not None:
+        if load.whole and transaction.table_metadata.current_snapshot() is not None:
             transaction.delete(AlwaysTrue(), snapshot_properties=said_of)
+        lacks = left_out(now.schema, schema)
         for rows in (pq.read_table(path).cast(schema) for path in paths) if paths else [schema.empty_table()]:
-            transaction.append(rows, snapshot_properties=said_of)
+            full = pa.Table.from_batches(padded(rows.to_batches(), lacks), pa.schema([*schema, *lacks]))
+            transaction.append(full, snapshot_properties=said_of)
 
     def _rewritten(
         self, now: Snapshot, load: Load, schema: pa.Schema, files: Sequence[Datafile]
@@ -379,21 +388,44 @@ def loaded(catalog: Any, name: tuple[str, ...]) -> Any:
 
 def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
     """The marks of what is in the current snapshot: those of the last snapshot before it that was delivered. If what
-    came before it is forgotten, those of the last delivery, unless that came later. Trap: where pyiceberg expires
+    came before it is forgotten, those of the last delivery that did not come later. Trap: where pyiceberg expires
     snapshots, those that came after them begin as if they were the first.
     """
     said_of, at = table.properties.get(MARKS, "[]"), table.metadata.current_snapshot()
     while at is not None:
-        about = {} if at.summary is None else at.summary.additional_properties
-        if "gristmill.sink" in about:
-            said_of = about.get(MARKS, said_of)
+        if _ours(at):
+            said_of = at.summary.additional_properties.get(MARKS, said_of)
             break
         if at.parent_snapshot_id is None:
-            after = table.properties.get(AFTER)
-            said_of = "[]" if after is None or _turn(at) <= json.loads(after) else said_of
+            said_of = json.dumps(next((marks for _, marks in _before(at, _deliveries(table))), []))
             break
         at = table.metadata.snapshot_by_id(at.parent_snapshot_id)
     return tuple(Mark.load(json.dumps(one).encode(), place.shown) for one in json.loads(said_of))
+
+
+def _ours(snapshot: Any) -> bool:
+    """Whether a delivery made a snapshot, which has the marks then."""
+    return snapshot.summary is not None and "gristmill.sink" in snapshot.summary.additional_properties
+
+
+def _deliveries(table: Any) -> list[list[Any]]:
+    """The turn of the latest snapshot that was there before a delivery, and its marks, for each in order."""
+    found = json.loads(table.properties.get(AFTER, "null"))
+    if found is None or (found and isinstance(found[0], list)):
+        return found or []
+    return [[found, json.loads(table.properties.get(MARKS, "[]"))]]  # an earlier version noted the last one's turn
+
+
+def _before(snapshot: Any, deliveries: list[list[Any]]) -> list[list[Any]]:
+    """The deliveries before a snapshot, the last one first."""
+    return [one for one in reversed(deliveries) if one[0] < _turn(snapshot)]
+
+
+def _asked(table: Any) -> list[list[Any]]:
+    """The deliveries that are still the last one before a snapshot of others."""
+    deliveries = _deliveries(table)
+    lasts = [_before(at, deliveries)[:1] for at in table.metadata.snapshots if not _ours(at)]
+    return [one for one in deliveries if [one] in lasts]
 
 
 def _turn(snapshot: Any) -> list[int]:

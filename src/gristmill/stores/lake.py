@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from gristmill.values import dataclass
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
 WRITERS = 2  # files that are written at once
 GROUP_ROWS, GROUP_BYTES = 1 << 20, 32 << 20  # of a row group of Parquet, at most
+GENERATED = b"delta.generationExpression"  # of a column whose values the table makes itself: how
 ATTEMPTS = 20  # commits that others are quicker with, one after the other, before it is given up
 
 
@@ -159,6 +160,13 @@ class Lake:
                     "without loss: change the column's type there, or cast the values in a step"
                 )
             fields.append(pa.field(field.name, column.type, column.nullable))
+        if load.mode != "upsert" or load.delete:
+            strict = (f.name for f in left_out(there.values(), load.schema) if not f.nullable)
+            if (name := next(strict, None)) is not None:
+                raise BadJob(
+                    f"{shown}: column {name!r} takes no nulls there, and the result lacks it: add it in a step, or let "
+                    "it take nulls there"
+                )
         return pa.schema(fields)
 
     def live(self, sink: str) -> Mark | None:
@@ -166,10 +174,18 @@ class Lake:
 
     # ------------------------------------------------ staging
 
-    def _staging(self, now: Snapshot | None, load: Load) -> str:
-        """What the paths of this generation's files begin with, of which none has ever been committed."""
+    def _staging(self, now: Snapshot | None, load: Load, schema: pa.Schema) -> str:
+        """What the paths of this generation's files begin with, of which none has ever been committed. Files of other
+        columns have others: somebody may change the table's before an interrupted delivery goes on.
+        """
         times = 0 if now is None else now.committed(load.stage)
-        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}")
+        columns = hashlib.sha256(str(schema).encode()).hexdigest()[:8]
+        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}{columns}")
+
+    def _staged(self, load: Load) -> list[Datafile]:
+        """The files of this generation."""
+        now = self._form.now()
+        return self._files(self._staging(now, load, self._columns(now, load)))
 
     def _files(self, staging: str) -> list[Datafile]:
         folder, first = os.path.split(staging)
@@ -194,12 +210,12 @@ class Lake:
         return self._known.get(path)
 
     def staged(self, load: Load) -> Mapping[str, int]:
-        files = self._files(self._staging(self._form.now(), load))
-        return {part: rows for file in files for part, rows in file.parts.items()}
+        return {part: rows for file in self._staged(load) for part, rows in file.parts.items()}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         now = self._form.now()
-        staging, schema = self._staging(now, load), self._columns(now, load)
+        schema = self._columns(now, load)
+        staging = self._staging(now, load, schema)
         folder = os.path.dirname(f"{staging}x")
         LOCAL.make_folder(folder)
         there = {part for file in self._files(staging) for part in file.parts}
@@ -237,7 +253,7 @@ class Lake:
     def count(self, load: Load | None) -> int:
         if load is None:
             return self._form.count()
-        return sum(file.rows for file in self._files(self._staging(self._form.now(), load)))
+        return sum(file.rows for file in self._staged(load))
 
     # ------------------------------------------------ the atomic step
 
@@ -248,10 +264,11 @@ class Lake:
                 if is_there(_live(now, load.mark.sink), load, self._place.shown):
                     return
                 others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
-                files = self._files(staging := self._staging(now, load))
+                schema = self._columns(now, load)
+                files = self._files(staging := self._staging(now, load, schema))
                 self._sweep(staging)
                 refuse_gone(load, (file.rows for file in files), self._place.shown)
-                if self._form.commit(now, load, self._columns(now, load), files, (load.mark, *others)):
+                if self._form.commit(now, load, schema, files, (load.mark, *others)):
                     return
         raise StoreUnavailable(
             f"{self._place.shown}: others have written there {ATTEMPTS} times while this was to be committed: run again"
@@ -306,6 +323,18 @@ def settled(path: str) -> None:
 
 def _live(now: Snapshot | None, sink: str) -> Mark | None:
     return None if now is None else next((mark for mark in now.marks if mark.sink == sink), None)
+
+
+def left_out(there: Iterable[pa.Field], schema: pa.Schema) -> list[pa.Field]:
+    """The columns of a table that rows of these columns lack, and that it does not make itself."""
+    return [f for f in there if f.name not in schema.names and GENERATED not in (f.metadata or {})]
+
+
+def padded(batches: Iterable[pa.RecordBatch], lacks: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
+    """The same rows, with nulls in columns of a table that they lack, where what writes them asks for all columns."""
+    for batch in batches:
+        nulls = [pa.nulls(batch.num_rows, f.type) for f in lacks]
+        yield pa.record_batch([*batch.columns, *nulls], schema=pa.schema([*batch.schema, *lacks]))
 
 
 def holds(there: pa.DataType, own: pa.DataType) -> bool:

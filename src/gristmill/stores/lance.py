@@ -290,19 +290,44 @@ class Note:
 
 def note_of(table: Any) -> Note:
     """The note of the last delivery that is in the table: that of its commit, if nobody has written it into the schema
-    yet. A table that was restored has the marks of the version that it was restored to.
+    yet. A table that was restored has the marks of the version that it was restored to. What came before a version that
+    has been cleaned up, as one that is kept by a tag, says nothing of what is there now.
     """
     from lance import LanceOperation
 
-    said_of = (table.schema.metadata or {}).get(NOTE.encode())
-    note = Note() if said_of is None else Note(**json.loads(said_of))
+    note = _schema_note(table)
     for version in range(table.version, note.version, -1):
         transaction = _committed(table, version)
+        if transaction is None and version not in (kept := _versions(table)):
+            return replace(note, places={**_places(table, kept, version), **note.places})
         if transaction is not None and isinstance(transaction.operation, LanceOperation.Restore):
             return _restored_note(table, note, version, transaction.operation.version)
         if transaction is not None and (later := (transaction.transaction_properties or {}).get(NOTE)):
             return Note(**json.loads(later))
     return note
+
+
+def _schema_note(table: Any) -> Note:
+    said_of = (table.schema.metadata or {}).get(NOTE.encode())
+    return Note() if said_of is None else Note(**json.loads(said_of))
+
+
+def _versions(table: Any) -> list[int]:
+    """Those that have not been cleaned up, the latest first."""
+    return sorted((about["version"] for about in table.versions()), reverse=True)
+
+
+def _places(table: Any, kept: Sequence[int], before: int) -> Mapping[str, int]:
+    """The staging places committed before a version, by the latest one that tells: they are the table's own while it
+    is kept.
+    """
+    for version in (v for v in kept if v < before):
+        transaction = _committed(table, version)
+        said_of = None if transaction is None else (transaction.transaction_properties or {}).get(NOTE)
+        note = Note(**json.loads(said_of)) if said_of else _schema_note(table.checkout_version(version))
+        if note.places:
+            return note.places
+    return {}
 
 
 def _committed(table: Any, version: int) -> Any:
