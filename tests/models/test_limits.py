@@ -27,7 +27,7 @@ from gristmill.errors import RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.models import endpoint, prompt, spending, usual
 from gristmill.models.bill import Bill
-from gristmill.models.contract import Place
+from gristmill.models.contract import Place, Told
 from gristmill.models.ending import Ending
 from gristmill.models.endpoint import Endpoint
 from gristmill.models.outcomes import may_be_billed
@@ -566,7 +566,7 @@ def test_what_rows_of_an_attempt_that_is_over_took_is_told(chat: ChatServer, tmp
     model = prompt.open_model(gm.Prompt("{{ text }}", "m", dedupe=True), Place(at_once=8))
     rows, journal = model.prepare(table(5)), Journal(str(tmp_path), 0, "run", "attempt", LOCAL)
     try:
-        model.begin(rows, np.arange(5), lambda: None, journal)
+        model.begin(rows, np.arange(5), Told(lambda: None, journal))
         journal.close()
         assert model.waiting(rows, 30.0) == 0
         assert model.used(model.prepare(table(0)))["requests"] == 5
