@@ -166,13 +166,14 @@ def files(folder: Path, count: int) -> None:
     pq.write_table(pa.table({"id": np.arange(10), "x": np.random.default_rng(0).random(10)}), sink)
     for n in range(count):
         (source / f"{n:06d}.parquet").write_bytes(sink.getvalue())
-    asked, steps = gm.Job(str(source), double, str(folder / "out"), workers=1), Steps()
+    out = str(folder / "files-out")  # "out" is that of the shards
+    asked, steps = gm.Job(str(source), double, out, workers=1), Steps()
     resolved = planning.resolve(asked.spec)
     steps.done(f"plan: {count:,} Parquet files listed, read and checked")
     assert resolved.rows == 10 * count
     asked.run()
     steps.done("(scored)")
-    found = planning.resolve(asked.spec, None, inspections.of_generations(generations(str(folder / "out"))))
+    found = planning.resolve(asked.spec, None, inspections.of_generations(generations(out)))
     steps.done("plan: these files again, as a resumed run does")
     assert found.fingerprint == resolved.fingerprint
 
