@@ -40,8 +40,8 @@ from gristmill.driver import (
 from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
 from gristmill.driver.forecast import Forecast, by_rate
+from gristmill.driver.previewcheck import refuse_unfit
 from gristmill.driver.progressnote import last_said
-from gristmill.driver.refusals import refuse_unfit
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.run import finish, streamed
 from gristmill.driver.selection import Held
