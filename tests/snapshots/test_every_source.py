@@ -19,7 +19,7 @@ from wells import Row, Well
 import gristmill as gm
 from gristmill.driver import views
 from gristmill.job.snapshots import SNAPSHOTS
-from gristmill.snapshots.pinned import Pinning
+from gristmill.snapshots.pinning import Pinning
 
 NO_DATABASES = ("delta", "iceberg", "lance", "datasets", "kafka")  # which are asked no queries
 

@@ -11,7 +11,6 @@ from gristmill.commit import publish as publishing
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.publication import Publication
 from gristmill.driver import backends, budgets, pinning, selection, sourcecheck, updating
-from gristmill.driver import retrydead as retrying
 from gristmill.driver.opening import Opened
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.runlog import RunLog
@@ -95,6 +94,8 @@ def chosen(at: Opened) -> Iterator[Chosen | None]:
 def _choice(at: Opened) -> selection.Choice:
     here, v = (at.files, at.root, at.sink.uri, at.resolved), at.verbs
     if v.retry:
+        from gristmill.driver import retrydead as retrying
+
         return retrying.choose(*here, accept_code_change=v.accept_code_change, tell=at.log.tell_once)
     if at.spec.update is not None and not v.restart:
         return updating.choose(*here, append=at.appends, accept=v.accept, tell=at.log.tell_once)

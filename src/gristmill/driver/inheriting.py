@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from gristmill.commit import journal
 from gristmill.commit.generation import Generation, Plan
 from gristmill.commit.inherited import INHERITED
 from gristmill.driver.resolved import Resolved
@@ -33,6 +32,8 @@ class Left:
 
 def left(r: Resolved, generation: Generation, plan: Plan, committed: Collection[int]) -> list[Left]:
     """The shards of a plan that are not `committed` and of which there are answers."""
+    from gristmill.commit import journal
+
     number = {f.file.path: i for i, f in enumerate(r.files)}
     ends: dict[int, int] = {}
     for file, _, stop in r.selection.ranges.tolist():

@@ -24,7 +24,7 @@ from gristmill.result.reading import Kinds, check_whole, published_alone
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
-from gristmill.snapshots.pinned import Pinned, Pinning
+from gristmill.snapshots.pinned import Pinned
 from gristmill.sources.contract import Reading, SourceFormat
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def pinned(source: Source, folder: str | None, first: int | None) -> Pinned:
     """A source that is a store as it is now, for those who only look; only its first rows, if it can be counted."""
     if folder is None:
         raise BadJob(f"{', '.join(map(redact, source.uri))}: a store is read by a run: it cannot be planned alone")
+    from gristmill.snapshots.pinning import Pinning
+
     with contextlib.closing(Pinning(source, folder)) as pinning:
         return pinning.pinned(lambda _: None, first)
 

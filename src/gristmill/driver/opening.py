@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections, onefile, publication
@@ -26,8 +26,11 @@ from gristmill.job.secret import secrets_in
 from gristmill.job.uris import file_named, file_of
 from gristmill.observe.events import Observer, Silent
 from gristmill.process.scratch import make_owned
-from gristmill.snapshots.pinned import Pinned, Pinning
+from gristmill.snapshots.pinned import Pinned
 from gristmill.values import dataclass
+
+if TYPE_CHECKING:
+    from gristmill.snapshots.pinning import Pinning
 
 
 def sink_root(sink: Sink) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from gristmill.commit import generation as generations
 from gristmill.commit.generation import Generation
@@ -18,8 +19,11 @@ from gristmill.files.disk import join
 from gristmill.files.document import Document
 from gristmill.job.job import COPY, HELD, JobSpec
 from gristmill.job.snapshots import is_snapshot
-from gristmill.snapshots.pinned import Pin, Pinned, Pinning
+from gristmill.snapshots.pinned import Pin, Pinned
 from gristmill.values import dataclass
+
+if TYPE_CHECKING:
+    from gristmill.snapshots.pinning import Pinning
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ def looked_at(spec: JobSpec, root: str, files: Files, folder: str, first: int) -
 def _pinning(
     spec: JobSpec, root: str, files: Files, folder: str, *, restart: bool = False, retry: bool = False
 ) -> Pinning:
+    from gristmill.snapshots.pinning import Pinning  # few jobs have one, and it takes long
+
     if restart or not files.holds(generations.meta(root)):
         return Pinning(spec.source, folder)
     held = Held.by(root, files)

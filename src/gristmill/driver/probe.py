@@ -19,7 +19,6 @@ from gristmill.commit.keptindex import Kept
 from gristmill.driver import budgets, delivering, drifting, indexing, shipping, sizes, sourcecheck
 from gristmill.driver.choice import Chosen
 from gristmill.driver.resolved import Resolved
-from gristmill.driver.retrydead import Only
 from gristmill.errors import RunFailed
 from gristmill.files.disk import join
 from gristmill.observe import units
@@ -59,7 +58,11 @@ class Planned(Chosen):
         """What a worker is given to score a shard."""
         g, about = self.generation, self.plan.about
         made = {step: generations.decode_schema(text) for step, text in about.made.items()}
-        only = Only(join(g.folder, about.only), self.files) if about.only else None
+        only = None
+        if about.only:
+            from gristmill.driver.retrydead import Only
+
+            only = Only(join(g.folder, about.only), self.files)
         kept = Kept(g.folder, self.root, about.kept, self.files) if "hi" in about.kept else None
         told = self.plan.schema, tuple(about.answers), made
         inherits = self.inherits.get(number, ())

@@ -15,7 +15,6 @@ from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import live_of
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import budgets, delivering, drifting, indexing, jobfingerprint, summary, updatecounts, updating
-from gristmill.driver import retrydead as retrying
 from gristmill.driver.choice import tell_written
 from gristmill.driver.drifting import Compared, Staged
 from gristmill.driver.opening import Opened
@@ -231,6 +230,8 @@ def _whole(s: Scored, new: Counts) -> Whole:
     numbers, shards = [*body.generations, s.generation.number], body.shards + shards
     if not s.retries:
         return Whole(before + new, summed([body.errors, errors]), shards, numbers, live)
+    from gristmill.driver import retrydead as retrying
+
     letters = reading.dead_letters(reading.letters_of(s.root, live, s.files), s.files)
     # All of the base's dead letters were scored again: those still dead are this generation's own.
     counts = retrying.combined(before, letters, new)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gristmill.commit import generation as generations
-from gristmill.commit import journal, publication
+from gristmill.commit import publication
 from gristmill.commit import publish as publishing
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Verb
@@ -111,7 +111,7 @@ class Held:
     def given_up(self) -> Publication | None:
         """The publication to build on, after giving up for good the unfinished generation on top of the latest."""
         begun = self.unfinished
-        if begun is not None and (left := under_way(journal.notes(begun.folder, self.files))):
+        if begun is not None and (left := _under_way(begun)):
             which = f"{', '.join(left[:5])}{', …' * (len(left) > 5)}"
             self.tell(
                 "batches of the run that is given up are under way at the provider, and are left to it, which may "
@@ -267,6 +267,8 @@ def outlook(held: Held, r: Resolved, append: bool) -> str:
 
 def paid(begun: Generation) -> str:
     """What an unfinished generation holds that was, or will be, paid for, as text; "" if nothing."""
+    from gristmill.commit import journal
+
     ledger = Ledger.of(begun)
     held = journal.answered(begun.folder, begun.files, ledger)
     done = used([ledger.sums.figures])
@@ -279,9 +281,16 @@ def paid(begun: Generation) -> str:
         if done.get("requests"):
             where = f" ({units.count(int(kept))} of them{where})" if kept else ""
         told.append(f"{answers} of an endpoint{cost}{where}")
-    if left := under_way(journal.notes(begun.folder, begun.files)):
+    if left := _under_way(begun):
         told.append(f"{units.plural(len(left), 'batch', 'batches')} under way at the provider")
     return " and ".join(told)
+
+
+def _under_way(begun: Generation) -> list[str]:
+    """The batches of an unfinished generation that a provider still works on."""
+    from gristmill.commit import journal
+
+    return under_way(journal.notes(begun.folder, begun.files))
 
 
 def _whole(held: Held, begun: Generation, r: Resolved) -> bool:

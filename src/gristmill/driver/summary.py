@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gristmill.commit import journal
 from gristmill.commit import receipt as receipts
 from gristmill.commit.live import LiveFiles
 from gristmill.commit.publication import published
@@ -41,6 +40,8 @@ def stopped(scoring: Scoring) -> Report | None:
     """The report of a run that has not published: what it and the runs before it have committed, and what was asked
     for all else. None if it had no plan, and nobody was asked.
     """
+    from gristmill.commit import journal
+
     at, kept = scoring.at, dict[str, float]()
     with contextlib.suppress(OSError):  # a courtesy, of a run that may have failed because the sink cannot be read
         done = receipts.listed(at.generation.receipts, at.files)

@@ -16,6 +16,7 @@ IMPORTS = (
     "gristmill.worker.pipeline",
     "gristmill.models.kinds",
     "gristmill.models.function",
+    "gristmill.models.batchfunction",
     "gristmill.models.outofmemory",
     "gristmill.fingerprint.loadedmodules",  # with what compares code: of all these a worker imports it first
     "gristmill.sources.csv",  # with what other readers of text need, too

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from gristmill.errors import BadModel
 from gristmill.job.specs import Call, FunctionModel
-from gristmill.models.batchfunction import LoadedFunction
 from gristmill.models.calls import check_arguments, is_async
 from gristmill.models.contract import ModelInfo, Place
 from gristmill.models.returns import parse_schema
 from gristmill.models.takes import takes_of
 from gristmill.process.extras import installed, require
 from gristmill.process.targets import import_target
+
+if TYPE_CHECKING:
+    from gristmill.models.batchfunction import LoadedFunction
 
 AT_ONCE = 32  # rows for which a function of one row is called at a time, unless the job says how many
 
@@ -53,6 +55,8 @@ def open_model(spec: FunctionModel, place: Place) -> LoadedFunction:
     """Imports the function or builds the class."""
     target = import_target(spec.call.target) if isinstance(spec.call.target, str) else spec.call.target
     if not _by_row(spec.call, target):
+        from gristmill.models.batchfunction import LoadedFunction
+
         return LoadedFunction(spec, place)
     from gristmill.models.rowfunction import LoadedRows
 

@@ -21,7 +21,6 @@ from gristmill.commit.receipt import standing
 from gristmill.errors import BadJob, BadSource, CorruptStore, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join, sizes_of
-from gristmill.models.conversion import to_numpy
 from gristmill.process.extras import require
 from gristmill.process.failure import storable
 from gristmill.shards.sourcefiles import SourceFile
@@ -148,6 +147,8 @@ def _rows() -> type:
 
         def to_numpy(self, column: str) -> np.ndarray:
             """One column as an array, the first axis the rows: vectors are [rows, n]. Raises BadJob for no column."""
+            from gristmill.models.conversion import to_numpy
+
             self._check(column)
             return to_numpy(self.to_table(columns=[column]).column(0))
 
