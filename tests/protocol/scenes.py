@@ -5,6 +5,7 @@ meanwhile; and what a reader may see at any moment.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from mortal import VERSION
 from stepped import Driver, layers
 
 import gristmill as gm
@@ -21,7 +23,7 @@ from gristmill.commit import publication
 from gristmill.driver.opening import Verbs
 from gristmill.driver.run import finish
 from gristmill.driver.selection import Held
-from gristmill.errors import GristmillError
+from gristmill.errors import GristmillError, WorkerLost
 from gristmill.result import reading
 from gristmill.result.verify import verify
 from gristmill.sinks.formats import sink_format
@@ -29,7 +31,8 @@ from gristmill.stores.sinkindex import differences
 from gristmill.stores.sinkrows import in_sink
 
 ROWS = 8  # a file; a shard holds half of them
-BAD = {1: (2, 5), 2: (5,), 3: ()}  # source rows that fail, by version of the code
+BAD = {1: (2, 5), 2: (5,), 3: (), 4: ()}  # source rows that fail, by version of the code
+KILLS = {4: (5, 1)}  # the row and the piece of it that ends its worker
 
 Result = frozenset[tuple[int, int, float]]  # id, piece, answer; the answer of a dead row is NaN's stand-in
 DEAD = -1.0
@@ -38,6 +41,13 @@ DEAD = -1.0
 def pieces(row: dict[str, Any]) -> list[dict[str, Any]]:
     """Every row is two."""
     return [{"piece": 0}, {"piece": 1}]
+
+
+def carried(batch: dict[str, np.ndarray], version: int) -> dict[str, np.ndarray]:
+    """A step after that, in which a version may die."""
+    if version in KILLS and ((batch["id"] % ROWS == KILLS[version][0]) & (batch["piece"] == KILLS[version][1])).any():
+        sys.modules["mortal"].dies(version)  # found so, as it is no part of the job's code
+    return {"carried": batch["piece"]}
 
 
 def fails_at(batch: dict[str, np.ndarray], version: int) -> dict[str, np.ndarray]:
@@ -62,7 +72,9 @@ def wanted(version: int, files: int) -> Result:
     out = set()
     for i in range(files * ROWS):
         for piece in (0, 1):
-            bad = i % ROWS in (BAD[version][:1] if piece == 0 else BAD[version])
+            bad = i % ROWS in (BAD[version][:1] if piece == 0 else BAD[version]) or (i % ROWS, piece) == KILLS.get(
+                version
+            )
             out.add((i, piece, DEAD if bad else i * 10.0 + piece + 1000.0 * version))
     return frozenset(out)
 
@@ -94,6 +106,7 @@ class Scene:
     files: int = 0
     legal: set[tuple[Result, int]] = field(default_factory=set)  # with the version of the code that was last
     operations: int = 0
+    lost: list[str] = field(default_factory=list)  # commands that a row has ended
 
     def __post_init__(self) -> None:
         self.root, self._layer = layers(str(self.folder), self.kind)
@@ -119,7 +132,7 @@ class Scene:
                 index=["id", "piece"] if self.indexed else (),
                 storage={} if self.kind == "disk" else {"region": "x"},
             ),
-            steps=[gm.flat_map(pieces)],
+            steps=[gm.flat_map(pieces), gm.step(carried, version=act.version)],
             post=[gm.step(fails_at, version=act.version)],
             workers=0,
             shard_rows=ROWS // 2,
@@ -132,9 +145,12 @@ class Scene:
             "retry": Verbs(retry=True, accept_code_change=True),
         }[act.verb]
         self._allow(act)
+        VERSION.set(act.version)
         try:
             return finish(job.spec, verbs, files=self._layer(driver)).report.state
         except GristmillError as e:
+            if isinstance(e, WorkerLost):
+                self.lost.append(f"{act}: {e}")
             return type(e).__name__
         finally:
             self.operations += driver.operations
@@ -263,6 +279,7 @@ class Interleaving:
 
     def _settled(self, scene: Scene, before: Result | None) -> None:
         """Whatever happened, no command is needed but --restart, and after it everything is as it should be."""
+        assert not scene.lost, scene.lost
         state = scene.run(Act("run", 1), Driver("C"))
         if scene.seen() is not None:
             scene.sound()

@@ -20,6 +20,7 @@ from test_protocol import explore, memory  # noqa: F401 - a fixture
 from gristmill.commit import publication, publish
 from gristmill.driver import selection
 from gristmill.errors import BadSource
+from gristmill.worker.prepare import Prepare
 from gristmill.worker.retried import Seeking
 
 GROWN = "result and a new file"
@@ -52,6 +53,16 @@ def publishing_is_not_fenced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stepped.SteppedLease, "held", lambda self: True)
 
 
+def killers_are_not_sought(patch: pytest.MonkeyPatch) -> None:
+    """55: rows that end their worker in a step are not isolated in a retry."""
+    advance = Prepare._advance
+
+    def advanced(self: Prepare, flow: Any, number: int, step: Any, suspects: Any) -> None:
+        advance(self, flow, number, step, None if flow.seeking is not None else suspects)
+
+    patch.setattr(Prepare, "_advance", advanced)
+
+
 def restarts_resume_anything(patch: pytest.MonkeyPatch) -> None:
     """56: --restart goes on with whatever is unfinished."""
     choose = selection.choose
@@ -71,6 +82,7 @@ def restarts_resume_anything(patch: pytest.MonkeyPatch) -> None:
     [
         (claims_forget, GROWN, Act("append", 1), Act("append", 2), True),
         (twins_are_scored_again, "result", Act("retry", 2), Act("retry", 2), True),
+        (killers_are_not_sought, "result", Act("retry", 4), Act("run", 1), False),
         (publishing_is_not_fenced, GROWN, Act("append", 1), Act("restart", 2), False),
         (restarts_resume_anything, GROWN, Act("append", 1), Act("restart", 2), True),
     ],

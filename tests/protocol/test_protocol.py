@@ -17,11 +17,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from mortal import Mortal
 from scenes import Act, Interleaving
+
+from gristmill.engines import local
 
 FIRSTS = {
     "nothing": [Act("run", 1)],
-    "result": [Act("restart", 2), Act("retry", 2)],
+    "result": [Act("restart", 2), Act("retry", 2), Act("retry", 4)],
     "result and a new file": [Act("append", 1), Act("restart", 1)],
     "appended": [Act("retry", 2), Act("restart", 2)],
 }
@@ -50,9 +53,10 @@ def interleavings() -> list[Interleaving]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory."""
+    """A folder in memory, for commands whose workers can die."""
     where = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    with tempfile.TemporaryDirectory(dir=where) as folder:
+    with tempfile.TemporaryDirectory(dir=where) as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "_InProcess", Mortal)
         yield Path(folder)
 
 
@@ -62,6 +66,7 @@ def explore(path: Interleaving, folder: Path, at: int) -> tuple[bool, int]:
     try:
         return path.explored(place, at)
     finally:
+        Mortal.bury()
         shutil.rmtree(place, ignore_errors=True)
 
 
