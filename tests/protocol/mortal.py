@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextvars
 import itertools
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any, ClassVar
 
 from gristmill.engines.local import _InProcess

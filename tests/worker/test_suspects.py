@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import tempfile
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gristmill.job.specs import Step
+from gristmill.sources.where import SqlWhere
 from gristmill.worker.identity import Identity
+from gristmill.worker.steps import LoadedStep
 from gristmill.worker.suspects import AT_ONCE, Row, Suspects
 
 STAGES = ("step 0", "model")
@@ -97,3 +103,30 @@ def test_fault_54_what_was_survived_is_forgiven() -> None:
         fourth = Suspects(folder, "0000000", "a.4", ["in"], blame="a.3")
         assert [g.deaths for g in fourth.open("model")] == [1]
         assert fourth.dead("model") == []
+
+
+def test_time_begins_with_each_note() -> None:
+    """What came before, the reading of rows for one, is no part of the limit of the rows that are noted."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun: list[list[str]] = []
+        suspects = Suspects(folder, "0000000", "a.1", ["in"], noted=lambda: begun.append(os.listdir(folder)))
+        for number, _ in enumerate(suspects.runs("model", identity(3 * AT_ONCE)), 1):
+            assert begun == [["0000000.a.1.json"]] * number, "it is noted by then"
+
+
+def test_a_condition_is_compiled_before_rows_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where that takes longer than a call may, on a busy machine, the rows that come first were blamed for it."""
+    noted: list[list[str]] = []
+    made = SqlWhere.__init__
+    with tempfile.TemporaryDirectory() as folder:
+
+        def compiled(self: SqlWhere, *args: Any) -> None:
+            noted.append(os.listdir(folder))
+            made(self, *args)
+
+        monkeypatch.setattr(SqlWhere, "__init__", compiled)
+        rows = pa.table({"x": [1, 2, 3]})
+        step = LoadedStep(Step("filter", expression="x > 1"))
+        suspects = Suspects(folder, "0000000", "a.1", ["in"])
+        assert suspects.apart("step 0", step, identity(3), rows, step.apply).rows.to_pydict() == {"x": [2, 3]}
+        assert noted == [[]]

@@ -250,7 +250,7 @@ class ShardWorker:
                     self._watch.beat()
                 suspects = self._noted.pop(item.key, None)
                 if suspects is None and item.value.careful:
-                    suspects = of_task(item.value, self._files)
+                    suspects = of_task(item.value, self._files, self._watch.beat)
                 for window in self._windows(item, suspects):
                     parcel = _Parcel(item, window, None if suspects is None else threading.Event(), suspects)
                     if self._in_flight(parcel):
@@ -594,7 +594,7 @@ class _Sending:
         """See Sending; its time is limited as that of items whose turn it is."""
         worker, suspects = self._worker, None
         if item.value.careful:
-            suspects = worker._noted[item.key] = of_task(item.value, worker._files)
+            suspects = worker._noted[item.key] = of_task(item.value, worker._files, worker._watch.beat)
         worker._ahead = True
         try:
             yield from worker._windows(item, suspects)

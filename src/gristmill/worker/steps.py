@@ -80,6 +80,13 @@ class LoadedStep:
     def _load(self) -> LoadedCall | None:
         return None if self.step.call is None else load_call(self.step.call)
 
+    def made_ready(self, schema: pa.Schema) -> None:
+        """Do once what the first rows would have to wait for: compile a condition. Raises BadJob."""
+        if self.step.expression is not None and self._where is None:
+            from gristmill.sources.where import SqlWhere
+
+            self._where = SqlWhere(self.step.expression, schema, "filter")
+
     def begin(self, task: Task) -> None:
         """Called before the rows of a task. A class that was given probed rows, which it will be given again, is built
         anew, so that one that remembers rows does not take these for different ones.
@@ -154,10 +161,7 @@ class LoadedStep:
     def _filter(self, rows: pa.Table) -> Applied:
         dead: list[DeadRow] = []
         if self.step.expression is not None:
-            if self._where is None:
-                from gristmill.sources.where import SqlWhere
-
-                self._where = SqlWhere(self.step.expression, rows.schema, "filter")
+            self.made_ready(rows.schema)
             mask = self._where.mask(rows)
         else:
             mask = np.zeros(rows.num_rows, dtype=bool)

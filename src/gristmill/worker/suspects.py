@@ -44,7 +44,8 @@ class Suspects:
 
     `blame` names the attempt whose death its rows caused, and `how` says how it died: only what that attempt had noted
     is accused, not the notes of a run that was killed or of a worker that comes back. The suspects noted under the name
-    `heir_of` are taken over if there are no notes yet.
+    `heir_of` are taken over if there are no notes yet. `noted` is called after each note: the time of what is noted
+    begins then, and not with the reading of rows before it.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class Suspects:
         heir_of: str | None = None,
         files: Files = LOCAL,
         how: str = "",
+        noted: Callable[[], None] = lambda: None,
     ) -> None:
         self._files = files
+        self._noted = noted
         self._paths = paths
         self._state = join(folder, f"{name}.json")
         self._now = join(folder, f"{name}.{attempt}.json")
@@ -92,6 +95,7 @@ class Suspects:
         places = self.places(identity.take(rows))
         self._at_hand = stage, set(places)
         self._files.note(self._now, SuspectNotes({stage: (Group(tuple(places), 1),)}).dump())
+        self._noted()
 
     def clear(self) -> None:
         """The call returned: nothing is in user code, and the rows that were are no longer suspect."""
@@ -124,6 +128,7 @@ class Suspects:
         """What `apply`, which runs `step` and perhaps more, makes of the rows, called with one run at a time; rows that
         have killed two workers are dead instead.
         """
+        step.made_ready(rows.schema)  # nobody is to blame for what that takes
         parts, dead = [], []
         for first, last, killed in self.runs(stage, who):
             if killed:
@@ -177,14 +182,16 @@ def death_of(known: Group) -> tuple[str, str]:
     return "WorkerDied", f"killed its worker {known.deaths} times{how}, alone in its batch"
 
 
-def of_task(task: Task, files: Files = LOCAL) -> Suspects:
-    """The notes on a task's shard. The first shard takes over those of the probe, which scored its first rows."""
+def of_task(task: Task, files: Files = LOCAL, noted: Callable[[], None] = lambda: None) -> Suspects:
+    """The notes on a task's shard. The first shard takes over those of the probe, which scored its first rows. `noted`
+    as for Suspects.
+    """
     folder = join(task.folder, "suspects")
     name = task.kind if task.kind != "score" else f"{task.shard.number:07d}"
     heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
     # Once a file has been written anew, what stood at a position in it is no suspect.
     paths = [f"{p.file.path} {p.file.stamp}" for p in task.shard.pieces]
-    return Suspects(folder, name, task.attempt, paths, task.blame, heir_of, files, task.how)
+    return Suspects(folder, name, task.attempt, paths, task.blame, heir_of, files, task.how, noted)
 
 
 @dataclass(frozen=True)
