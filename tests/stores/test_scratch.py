@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -90,3 +91,38 @@ def test_a_fork_while_another_thread_makes_the_folder() -> None:
         if not pid:
             os._exit(0 if SCRATCH._guard.acquire(timeout=10) and SCRATCH._folder is None else 1)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("gone", ["the folder", "its lock, and then an empty folder", "TMPDIR"])
+def test_a_folder_that_somebody_removes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gone: str) -> None:
+    """Those who tidy up temporary folders do: what stands in a store is not said to be missing."""
+    from obstore.store import MemoryStore
+
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(SCRATCH, "_folder", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    files = ObjectFiles("s3://box/", {})
+    files._opened = MemoryStore()
+    files.write_over("s3://box/a", b"rows")
+    assert files.digest("s3://box/a")[0] == 4
+    (folder,) = temporary.iterdir()
+    if gone == "the folder":
+        shutil.rmtree(folder)
+    elif gone == "TMPDIR":
+        shutil.rmtree(temporary)
+        with pytest.raises(OSError, match="temporary folder is gone") as refused:
+            files.digest("s3://box/a")
+        assert not isinstance(refused.value, FileNotFoundError)
+        return
+    else:
+        (folder / "lock").unlink()
+        with files.create("s3://box/b") as out:
+            out.write(b"more")
+        other = [sys.executable, "-c", RACER.replace("60", "1"), str(temporary)]
+        assert subprocess.run(other, input="go\n", text=True).returncode == 0
+        assert not folder.exists()
+        files.settle(["s3://box/b"])
+    assert files.digest("s3://box/a")[0] == 4
+    assert SCRATCH._folder is not None
+    SCRATCH._folder.remove()

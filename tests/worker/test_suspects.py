@@ -109,7 +109,7 @@ def test_time_begins_with_each_note() -> None:
     """What came before, the reading of rows for one, is no part of the limit of the rows that are noted."""
     with tempfile.TemporaryDirectory() as folder:
         begun: list[list[str]] = []
-        suspects = Suspects(folder, "0000000", "a.1", ["in"], noted=lambda: begun.append(os.listdir(folder)))
+        suspects = Suspects(folder, "0000000", "a.1", ["in"], begins=lambda: begun.append(os.listdir(folder)))
         for number, _ in enumerate(suspects.runs("model", identity(3 * AT_ONCE)), 1):
             assert begun == [["0000000.a.1.json"]] * number, "it is noted by then"
 

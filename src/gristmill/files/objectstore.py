@@ -82,9 +82,8 @@ class ObjectFiles:
         """A new file in the scratch folder, which stands in for `path` until it is settled."""
         if path in self._pending:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        local = SCRATCH.path(path.rpartition("/")[2])
-        file = open(local, "xb", buffering=1 << 20)  # noqa: SIM115
-        self._pending[path] = local
+        file = SCRATCH.create(path.rpartition("/")[2])
+        self._pending[path] = file.name
         return file
 
     def sync(self, file: BinaryIO) -> None:
@@ -97,22 +96,24 @@ class ObjectFiles:
         if path in self._pending:
             yield self._pending[path]
             return
-        copy = SCRATCH.path(path.rpartition("/")[2])
+        copy = SCRATCH.create(path.rpartition("/")[2])
         try:
-            self._fetch(path, copy)
-            yield copy
+            with copy:
+                self._fetch(path, copy)
+            yield copy.name
         finally:
             with suppress(FileNotFoundError):
-                os.unlink(copy)
+                os.unlink(copy.name)
 
-    def _fetch(self, path: str, copy: str) -> None:
+    def _fetch(self, path: str, copy: BinaryIO) -> None:
         import obstore
 
         async def fetched() -> None:
-            with open(copy, "wb") as out:
-                got = await obstore.get_async(self._store(), self._key(path))
-                async for chunk in got.stream(min_chunk_size=1 << 20):
-                    out.write(chunk)
+            copy.seek(0)  # again, after an answer that was cut off
+            copy.truncate()
+            got = await obstore.get_async(self._store(), self._key(path))
+            async for chunk in got.stream(min_chunk_size=1 << 20):
+                copy.write(chunk)
 
         self._try(path, fetched)
 

@@ -11,6 +11,7 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import BinaryIO
 
 from gristmill.errors import BadJob
 from gristmill.process.locks import LockFile
@@ -76,6 +77,10 @@ class Folder:
                 return
             self._lock.close()  # removed before it was locked
 
+    def stands(self) -> bool:
+        """Whether it is there, with its lock, without which another process would remove it."""
+        return os.path.exists(self._lock.name)
+
     def remove(self) -> None:
         """Remove it with its contents; not from a fork of its process."""
         if os.getpid() == self.process:
@@ -86,7 +91,7 @@ class Folder:
 
 class Scratch:
     """Names in a temporary folder (TMPDIR), which is made on first use and removed with the process; a fork has its
-    own.
+    own. One that somebody removes, as those do who tidy temporary folders up, is followed by another.
     """
 
     def __init__(self) -> None:
@@ -101,10 +106,19 @@ class Scratch:
     def path(self, name: str) -> str:
         """A path at which there is no file."""
         with self._guard:
-            if self._folder is None or self._folder.process != os.getpid():
+            if self._folder is None or self._folder.process != os.getpid() or not self._folder.stands():
                 self._folder = Folder("gristmill-scratch-", tempfile.gettempdir())
                 atexit.register(self._folder.remove)
-        return os.path.join(self._folder.path, f"{next(self._numbers)}-{name}")
+            return os.path.join(self._folder.path, f"{next(self._numbers)}-{name}")
+
+    def create(self, name: str) -> BinaryIO:
+        """A new file at such a path. Raises OSError, but no FileNotFoundError, which would be said of what it is a copy
+        of.
+        """
+        try:
+            return open(self.path(name), "xb", buffering=1 << 20)
+        except FileNotFoundError as e:
+            raise OSError(f"{e.filename}: the temporary folder is gone (TMPDIR names another)") from e
 
 
 SCRATCH = Scratch()  # one of a process: each holds a folder and its lock, until the process ends

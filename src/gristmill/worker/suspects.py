@@ -44,7 +44,7 @@ class Suspects:
 
     `blame` names the attempt whose death its rows caused, and `how` says how it died: only what that attempt had noted
     is accused, not the notes of a run that was killed or of a worker that comes back. The suspects noted under the name
-    `heir_of` are taken over if there are no notes yet. `noted` is called after each note: the time of what is noted
+    `heir_of` are taken over if there are no notes yet. `begins` is called after each note: the time of what is noted
     begins then, and not with the reading of rows before it.
     """
 
@@ -58,10 +58,10 @@ class Suspects:
         heir_of: str | None = None,
         files: Files = LOCAL,
         how: str = "",
-        noted: Callable[[], None] = lambda: None,
+        begins: Callable[[], None] = lambda: None,
     ) -> None:
         self._files = files
-        self._noted = noted
+        self._begins = begins
         self._paths = paths
         self._state = join(folder, f"{name}.json")
         self._now = join(folder, f"{name}.{attempt}.json")
@@ -95,7 +95,7 @@ class Suspects:
         places = self.places(identity.take(rows))
         self._at_hand = stage, set(places)
         self._files.note(self._now, SuspectNotes({stage: (Group(tuple(places), 1),)}).dump())
-        self._noted()
+        self._begins()
 
     def clear(self) -> None:
         """The call returned: nothing is in user code, and the rows that were are no longer suspect."""
@@ -182,8 +182,8 @@ def death_of(known: Group) -> tuple[str, str]:
     return "WorkerDied", f"killed its worker {known.deaths} times{how}, alone in its batch"
 
 
-def of_task(task: Task, files: Files = LOCAL, noted: Callable[[], None] = lambda: None) -> Suspects:
-    """The notes on a task's shard. The first shard takes over those of the probe, which scored its first rows. `noted`
+def of_task(task: Task, files: Files = LOCAL, begins: Callable[[], None] = lambda: None) -> Suspects:
+    """The notes on a task's shard. The first shard takes over those of the probe, which scored its first rows. `begins`
     as for Suspects.
     """
     folder = join(task.folder, "suspects")
@@ -191,7 +191,7 @@ def of_task(task: Task, files: Files = LOCAL, noted: Callable[[], None] = lambda
     heir_of = PROBE if task.kind == "score" and task.shard.number == 0 else None
     # Once a file has been written anew, what stood at a position in it is no suspect.
     paths = [f"{p.file.path} {p.file.stamp}" for p in task.shard.pieces]
-    return Suspects(folder, name, task.attempt, paths, task.blame, heir_of, files, task.how, noted)
+    return Suspects(folder, name, task.attempt, paths, task.blame, heir_of, files, task.how, begins)
 
 
 @dataclass(frozen=True)
