@@ -22,7 +22,9 @@ def double(batch):
     return {"y": batch["x"] * 2}
 def late():
     threading.main_thread().join()
-    print(sum(gm.apply(f"sqlite:///{os.path.abspath('in.db')}#t", "out/", fn=double, workers=1).read().to_table()["y"].to_pylist()))
+    source = f"sqlite:///{os.path.abspath('in.db')}#t"
+    report = gm.apply(source, "out/", fn=double, workers=1)
+    print(sum(report.read().to_table()["y"].to_pylist()))
 threading.Thread(target=late).start()
 """
 
