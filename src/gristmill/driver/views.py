@@ -52,7 +52,7 @@ from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates
 from gristmill.job.specs import Call, Step, changed
-from gristmill.job.uris import file_of
+from gristmill.job.uris import file_of, is_local
 from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
@@ -111,6 +111,8 @@ def plan(spec: JobSpec) -> PlanView:
     """
     gates: list[str] = []
     with lasting.during(spec.engine), passing() as folder:
+        if spec.sink is not None:
+            opening.look_at_sink(spec)
         held = _held(spec)
         pinned = None if held is None else pinning.looked_at(spec, held.root, held.files, folder, COPIED)
 
@@ -292,6 +294,8 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previ
     BadJob for what a run would refuse.
     """
     starting("a preview")
+    if spec.sink is not None and is_local(opening.sink_root(spec.sink)):  # else the store may not be there now
+        opening.look_at_sink(spec)
     read = rows
     with lasting.during(spec.engine):
         while True:
