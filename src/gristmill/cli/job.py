@@ -191,7 +191,7 @@ def plan_lines(view: Any, conditions: bool = False, some: bool = False) -> list[
     lines = [
         f"files    {units.count(view.files)}, {units.size(view.bytes)}",
         f"rows     {rows}" + (" (estimated from the size of the first rows)" if view.rows_estimated else ""),
-        f"shards   {'about ' + shards + ' (settled once the model is timed)' if view.shards_estimated else shards}",
+        f"shards   {f'about {shards} ({view.shards_settled})' if view.shards_estimated else shards}",
         f"workers  {units.count(view.workers)}",
         f"model    {view.model.name} {view.model.digest.removeprefix('sha256:')[:12]}".rstrip(),
         *([f"backend  {view.backend}"] if view.backend else []),

@@ -77,7 +77,8 @@ UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
 
 @dataclass(frozen=True)
 class PlanView:
-    """What would run. `rows` and `shards` are estimates if flagged so; sizes are in bytes. `schema` and `nulls` are of
+    """What would run. `rows` and `shards` are estimates if flagged so, and `shards_settled` says what tells how many
+    shards there are; sizes are in bytes. `schema` and `nulls` are of
     the columns that are read. `takes` has what requests would take (USED), by some of the rows; `deliveries` is what
     each would find in its store. `problems` would stop the run, which would end with `exit_code`.
     """
@@ -103,6 +104,7 @@ class PlanView:
     forecast: Forecast | None = None  # how long a run takes that begins now, as far as earlier ones tell
     deadline: Deadline | None = None  # of a run that begins now
     idle: bool = False  # whether there is nothing to do
+    shards_settled: str = ""
 
 
 def plan(spec: JobSpec) -> PlanView:
@@ -148,9 +150,8 @@ def plan(spec: JobSpec) -> PlanView:
     after = [(store.problem, store.exit_code) for store in stores if store.problem and not store.before]
     stopped = [(refused, PlanChanged.exit_code)] if refused else []
     problems = [*before, *((line, GateFailed.exit_code) for line in gates), *stopped, *after]  # as a run meets them
-    rows, each = r.rows, sizes.shard_rows(r, None)
-    table = shard.cut(r.files, r.selection, each, max(1, r.workers))
-    shards = shard.count(table) if not r.more else -(-(rows or 0) // each)
+    rows = r.rows
+    shards, settled = _shards(r, None if refused else held, idle, bool(anew))
     given = r.schema.names if r.columns is None else r.columns
     read = {*given, *(r.condition.columns if r.condition is not None else ())}
     kept = r.keep if r.keep is not None else [n for n in given if n not in (r.info.columns or ())]
@@ -163,7 +164,6 @@ def plan(spec: JobSpec) -> PlanView:
     if spec.sink is not None:
         output = [(n, "string") for n in [spec.sink.row_id] if n] + output
         output += [(n, "string") for n in [spec.sink.model_version] if n]
-    timed = r.bytes > sizes.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
     notes += [f"{one.asked} is {one}" for one in r.registered]
     if r.more:
@@ -173,11 +173,30 @@ def plan(spec: JobSpec) -> PlanView:
         )
     return PlanView(
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shards,
-        timed or rows is None or bool(r.more), r.workers, {n: count for n, count in r.nulls.items() if n in read},
+        bool(settled), r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
-        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None), idle,
+        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None), idle, settled,
     )  # fmt: skip
+
+
+def _shards(r: Resolved, held: Held | None, idle: bool, anew: bool) -> tuple[int, str]:
+    """How many shards a run has, and what will tell that exactly; "" if that is it. `held` is the sink unless a run is
+    refused there; an update that begins `anew` keeps answers of what it holds.
+    """
+    if held is not None and held.unfinished is not None and held.unfinished.planned:
+        return len(generations.read_plan(held.unfinished).shards), ""
+    if idle and held is not None and held.latest is not None:
+        return held.latest.body.shards, ""
+    each = sizes.shard_rows(r, None)
+    if r.more:
+        return -(-(r.rows or 0) // each), "settled once all rows are copied"
+    found = shard.count(shard.cut(r.files, r.selection, each, max(1, r.workers)))
+    if anew or (held is not None and held.latest is not None):
+        return found, "in the whole source; a run divides what it has to score"
+    if sizes.is_timed(r) and (found > 1 or r.bytes > sizes.UNTIMED_BYTES):
+        return found, "settled once the model is timed"
+    return found, "by the rows that are estimated" if r.rows is None else ""
 
 
 def _forecast(spec: JobSpec, held: Held | None, r: Resolved, append: bool) -> Forecast | None:
