@@ -40,7 +40,7 @@ from gristmill.driver import (
 from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
 from gristmill.driver.forecast import Forecast, by_rate
-from gristmill.driver.previewcheck import refuse_unfit
+from gristmill.driver.previewcheck import refuse_unfit, refuse_unready
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.run import finish, streamed
@@ -52,7 +52,7 @@ from gristmill.job.delivery import Delivery
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates
 from gristmill.job.specs import Call, Step, changed
-from gristmill.job.uris import file_of, is_local
+from gristmill.job.uris import file_of
 from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
@@ -128,6 +128,7 @@ def plan(spec: JobSpec) -> PlanView:
         except GateFailed as e:
             gates.append(str(e))
             r = resolved(replace(spec, gates=UNGATED))
+        drifting.foreseen(r)
         append = spec.on_new_files == "append"
         sink = "" if held is None else selection.outlook(held, r, append)
         refused = "" if held is None else selection.refusal(held, held.root, r, append)
@@ -313,8 +314,7 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previ
     BadJob for what a run would refuse.
     """
     starting("a preview")
-    if spec.sink is not None and is_local(opening.sink_root(spec.sink)):  # else the store may not be there now
-        opening.look_at_sink(spec)
+    refuse_unready(spec)
     read = rows
     with lasting.during(spec.engine):
         while True:
@@ -353,9 +353,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             options=_parquet_options(spec.sink),
             merge=False,
             files=None,
-            partition_by=(),
             index=(),
-            sort_by=(),
             storage={},
         )
         workers = 0 if spec.engine.workers == 0 else 1
@@ -366,7 +364,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             steps=(*spec.steps, *first),
             model=model,
             sink=target,
-            gates=UNGATED,
+            gates=replace(UNGATED, drift=spec.gates.drift),  # of which the columns are looked at
             audit=(),
             reduce=None,
             deliver=(),
@@ -379,7 +377,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
         report = finish(small, observer=None if observer is None else Unpublished(observer)).report
         scored = report.read().to_table()
         if spec.sink is not None and scored.num_rows:  # what the job's own sink would refuse
-            form, options = planning.sink_format_of(spec), spec.sink.options
+            form, options = planning.laid_out(planning.sink_format_of(spec), spec.sink), spec.sink.options
             form.writer(LOCAL, folder, "part", "preview", form.stored(scored, options), options).abort()
             refuse_unfit(spec, target.uri)
         rate = report.rows_run / report.model_seconds if report.model_seconds else None
