@@ -103,6 +103,11 @@ class Command:
         return self.verbs.append or self.spec.on_new_files == "append"
 
     @property
+    def goes_on(self) -> bool:
+        """Whether files that appeared since an unfinished run was planned are scored once that is done."""
+        return self.appends or (self.spec.update is not None and not self.verbs.retry)
+
+    @property
     def look(self) -> str:
         """How to read the dead letters before they are published; a stream's are deleted with its folder."""
         if self.stream:
