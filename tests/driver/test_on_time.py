@@ -23,8 +23,9 @@ import pytest
 import gristmill as gm
 from gristmill.driver import deadline as deadlines
 from gristmill.driver.forecast import Pace, foreseen
+from gristmill.driver.planprobe import probed
 from gristmill.driver.run import run
-from gristmill.driver.views import plan, probed
+from gristmill.driver.views import plan
 from gristmill.errors import DeadlineMissed
 from gristmill.observe.events import Note, Progress
 from llmserver import KEY, ChatServer

@@ -138,8 +138,8 @@ def plan(job: str, probe: bool, **given: Any) -> int:
     Exits as a run would, as far as that can be known: 2 if a delivery does not fit its store, 3 if a gate already
     cannot hold, 4 if the sink holds a result of another job, or of fewer files.
     """
+    from gristmill.driver.planprobe import probed
     from gristmill.driver.views import plan as planned
-    from gristmill.driver.views import probed
 
     spec = described(job, given)
     view = planned(spec)
