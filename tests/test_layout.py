@@ -168,3 +168,9 @@ def test_frozen_dataclasses_are_quick_to_import() -> None:
     """Modules take `dataclass` from gristmill.values: what is compiled for each class was half the time of a start."""
     theirs = re.compile(r"^from dataclasses import .*\bdataclass\b|^ *@dataclasses\.dataclass", re.MULTILINE)
     assert [p for p in SOURCE.rglob("*.py") if theirs.search(p.read_text())] == []
+
+
+def test_no_pool_that_ends_with_the_main_thread() -> None:
+    """Threads for a job are those of process/pool.py: Python's take no work once the main thread has ended."""
+    found = [str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if "ThreadPoolExecutor" in p.read_text()]
+    assert found == ["batched/utils.py"]  # a cache that the program's own event loop waits for

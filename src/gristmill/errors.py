@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -213,3 +214,19 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     """ "; did you mean 'text'?", or nothing."""
     close = nearest(name, names)
     return "" if close is None else f"; did you mean {close!r}?"
+
+
+def after_main_thread(error: RuntimeError, where: str) -> RunFailed | None:
+    """The error to raise instead of one that Python raised because the main thread has ended; None if it is another.
+    Python then refuses the standard library's pools of threads (to import their module, and any work for them), of
+    which nothing of ours needs one, but other libraries may; Python 3.12 refuses all new threads.
+    """
+    text = str(error)
+    if "interpreter shutdown" not in text and ("shutdown" not in text or threading.main_thread().is_alive()):
+        return None
+    early = "import gristmill in the main thread, or " if "register" in text else ""
+    return RunFailed(
+        f"{where}, in thread {threading.current_thread().name!r}: {text}: the program's main thread has ended, and "
+        f"Python refuses this from then on: {early}let the main thread wait for this one, with .join()",
+        report=getattr(error, "report", None),
+    )

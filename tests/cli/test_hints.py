@@ -27,6 +27,19 @@ def test_the_flag_of_a_delivery(
     assert "--set only applies to a job" in capsys.readouterr().err
 
 
+def test_the_last_of_several_sources_is_misspelt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is near it is named, as for any other."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("january.parquet", "february.parquet"):
+        pq.write_table(pa.table({"id": [1, 2]}), name)
+    for names in (["january.parquet", "febuary.parquet"], ["febuary.parquet", "january.parquet"]):
+        assert main(["apply", *names, "out", "--fn", "code.py:f"]) == 2
+        said = capsys.readouterr().err
+        assert "febuary.parquet: no such file or folder; " in said and "has 'february.parquet'" in said, said
+
+
 def test_a_sink_named_as_a_numpy_file() -> None:
     """It would be a folder of Parquet files."""
     with pytest.raises(gm.BadJob, match=r"sink vec/ with --format npy"):

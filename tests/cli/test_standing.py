@@ -176,7 +176,7 @@ def test_a_run_that_was_killed(folder: Folder) -> None:
     process.wait()
     process.communicate()
     said = stands(folder)
-    assert said["state"] == "not finished; the last run was killed" and "ended without a word" in said["why"]
+    assert said["state"] == "not finished; the last run ended without a word" and "it was killed" in said["why"]
     assert follow(folder, said).code == 0
     assert stands(folder) == {"state": "done and published"}
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import statistics
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -20,9 +23,12 @@ import pytest
 import gristmill as gm
 from gristmill.driver import deadline as deadlines
 from gristmill.driver.forecast import Pace, foreseen
+from gristmill.driver.planprobe import probed
 from gristmill.driver.run import run
+from gristmill.driver.views import plan
 from gristmill.errors import DeadlineMissed
 from gristmill.observe.events import Note, Progress
+from llmserver import KEY, ChatServer
 
 
 class Notes:
@@ -286,3 +292,29 @@ def test_a_missed_deadline_is_told_by_alerts(tmp_path: Path) -> None:
     run(made.spec, tick=datetime.now(timezone.utc) - timedelta(hours=8))
     (line,) = told.read_text().splitlines()
     assert json.loads(line)["kind"] == "late"
+
+
+def test_a_probe_in_which_nobody_answered(tmp_path: Path) -> None:
+    """The forecast says how long that was, and of whom, as its time counts it as if all rows met that."""
+    rows = pa.table({"text": [f"row {n}" for n in range(300)]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    with ChatServer(latency=0.2) as server:
+        model = gm.Prompt("Say {{ text }}", "m", base_url=server.url, api_key=KEY, concurrency=8)
+        spec = gm.Job(str(tmp_path / "rows.parquet"), model, str(tmp_path / "out")).spec
+        well = probed(spec, plan(spec), 100)
+        assert well.forecast is not None and well.forecast.by == "100 rows of a probe"
+        before = server.told()["requests"]
+
+        def outage() -> None:
+            while server.told()["requests"] < before + 30:
+                time.sleep(0.05)
+            server.set(down=True)
+            time.sleep(8)
+            server.set(down=False)
+
+        thread = threading.Thread(target=outage)
+        thread.start()
+        away = probed(spec, plan(spec), 100)
+        thread.join()
+    assert away.forecast is not None
+    assert re.search(rf"in which it waited for at least \d.* s \(.*{server.url}.*\): less", away.forecast.by), away

@@ -18,13 +18,25 @@ def doubled(batch: dict[str, Any]) -> dict[str, Any]:
     return {"y": batch["x"] * 2}
 
 
+def vectors(batch: dict[str, Any]) -> dict[str, Any]:
+    """A column that neither names folders nor has an order."""
+    return {"v": [[x] for x in batch["x"]]}
+
+
+def halved(batch: dict[str, Any]) -> dict[str, Any]:
+    """A step, whose columns only rows can tell."""
+    return {**batch, "x": batch["x"] / 2}
+
+
 def made(tmp_path: Path, **options: Any) -> gm.Job:
     """A job over ten rows."""
     rows = str(tmp_path / "rows.parquet")
     if not Path(rows).exists():
-        pq.write_table(pa.table({"id": range(10), "x": [float(n) for n in range(10)]}), rows)
-    sink = {name: options.pop(name) for name in ("partition_by", "sort_by", "index") if name in options}
-    return gm.Job(rows, doubled, gm.sink(str(tmp_path / "out"), keep=["id"], **sink), workers=0, **options)
+        pq.write_table(pa.table({"id": range(10), "x": [float(n) for n in range(10)], "z": range(10)}), rows)
+    names = ("partition_by", "sort_by", "index", "row_id", "model_version")
+    sink = {name: options.pop(name) for name in names if name in options}
+    source, fn = gm.source(rows, columns=options.pop("columns", None)), options.pop("fn", doubled)
+    return gm.Job(source, fn, gm.sink(str(tmp_path / "out"), keep=["id"], **sink), workers=0, **options)
 
 
 @pytest.mark.parametrize(
@@ -35,19 +47,54 @@ def made(tmp_path: Path, **options: Any) -> gm.Job:
         ({"deliver": "sqlite://{}/no/s.sqlite#t"}, "there is no folder"),
         ({"deliver": "sqlite://{}/s.sqlite?mode=upsert&key=idd#t"}, "key names column 'idd'"),
         ({"deliver": "lmdb://{}/s.lmdb?key=y"}, "key column 'y' is double"),
-        ({"partition_by": "yy"}, "partition_by names column 'yy'"),
+        ({"partition_by": "yy"}, "partition_by names 'yy', which is neither"),
+        ({"partition_by": ["id", "y"]}, "partition_by names every output column"),
+        ({"partition_by": "v", "fn": vectors}, "partition_by names 'v', a list"),
+        ({"partition_by": "x", "columns": ["id", "x"], "sort_by": "z"}, "sort_by names 'z', which is not an output"),
+        ({"partition_by": "z", "columns": ["id", "x"]}, "partition_by names 'z', which is neither"),
+        ({"partition_by": "zz", "steps": [gm.step(halved)]}, "partition_by names 'zz', which is neither"),
+        ({"sort_by": "v", "fn": vectors}, "sort_by names 'v', a list"),
+        ({"sort_by": "zz", "steps": [gm.step(halved)]}, "sort_by names 'zz', which is not an output column"),
+        ({"gates": {"drift": {"z": {}}}, "columns": ["id", "x"]}, "gates.drift names column 'z', which is neither"),
+        ({"gates": {"drift": {"zz": {}}}, "steps": [gm.step(halved)]}, "gates.drift names column 'zz'"),
+        ({"gates": {"against": "{}/gone"}}, "gates.against names"),
         ({"index": "yy"}, "index names column 'yy'"),
     ],
 )
 def test_what_the_run_refuses(options: dict[str, Any], told: str, tmp_path: Path) -> None:
-    """In the same words for gates and deliveries; nothing is left behind."""
+    """In the same words, but where a store is looked at; nothing is left behind."""
     options = {name: value.format(tmp_path) if name == "deliver" else value for name, value in options.items()}
     job = made(tmp_path, **options)
-    with pytest.raises(gm.BadJob, match=told):
+    with pytest.raises(gm.BadJob, match=told) as previewed:
         job.preview(2)
     assert [one.name for one in tmp_path.iterdir()] == ["rows.parquet"]
-    with pytest.raises(gm.BadJob):
+    with pytest.raises(gm.BadJob) as refused:
         job.run()
+    if "deliver" not in options:
+        assert str(previewed.value) == str(refused.value)
+
+
+@pytest.mark.parametrize("named", ["drift", "against"])
+def test_what_a_plan_refuses_of_gates(named: str, tmp_path: Path) -> None:
+    """As far as it is known without the rows: columns of a model that says which it adds, and what is compared with."""
+    model = gm.model(doubled, returns={"y": "float64"})
+    gates = {"drift": {"z": {}}} if named == "drift" else {"against": str(tmp_path / "gone")}
+    job = made(tmp_path, fn=model, columns=["id", "x"], gates=gates)
+    for verb in (job.plan, job.preview, job.run):
+        with pytest.raises(gm.BadJob, match=f"gates.{named} names"):
+            verb()
+    made(tmp_path, fn=model, gates={"drift": {"z": {}, "y": {}}}).plan()
+
+
+@pytest.mark.parametrize("returns", [None, {"y": "float64"}])
+def test_folders_by_what_the_job_itself_writes(returns: dict[str, str] | None, tmp_path: Path) -> None:
+    """The model's version and the row's id are columns like others, whether or not a model says which it adds."""
+    model = doubled if returns is None else gm.model(doubled, returns=returns)
+    sink = {"model_version": "version", "row_id": "row", "partition_by": ["version", "row"], "sort_by": "version"}
+    job = made(tmp_path, fn=model, **sink)
+    assert job.plan().problems == []
+    assert sorted(job.preview(2).column_names) == ["id", "row", "version", "y"]
+    assert gm.read(job.run().sink).count_rows() == 10
 
 
 def test_nothing_is_published(tmp_path: Path) -> None:

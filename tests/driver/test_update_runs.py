@@ -514,6 +514,25 @@ def test_rows_that_are_gone_are_counted_once(tmp_path: Path, asked: Asked, sink:
     assert found.updated == {"kept": 40, "scored": 0, "gone": 60}
 
 
+def test_files_that_came_while_a_first_run_was_stopped(tmp_path: Path, asked: Asked) -> None:
+    """They are in the result of the command that finishes it: the run goes on as planned, and an update follows."""
+    put(tmp_path / "in", "a", range(400))
+    (tmp_path / "job.py").write_text(KILLED)
+    (tmp_path / "kill").touch()
+    run = [sys.executable, "job.py"]
+    assert subprocess.run(run, cwd=tmp_path, check=False).returncode == -signal.SIGKILL
+    asked.rows()
+    put(tmp_path / "in", "b", range(400, 450))
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "'kept': 400, 'scored': 50, 'gone': 0" in done.stdout, done
+    assert "appeared after" not in done.stderr
+    assert [r["id"] for r in rows(tmp_path)] == list(range(450))
+    again = asked.rows()
+    assert len(again) == len(set(again)) <= 300 and {str(i) for i in range(400, 450)} <= set(again)
+    subprocess.run(run, cwd=tmp_path, check=True)
+    assert asked.rows() == []
+
+
 @pytest.mark.parametrize("ends", ["a gate", "killed"])
 @pytest.mark.few(1)
 def test_the_first_night_does_not_hold_up_the_next(tmp_path: Path, asked: Asked, ends: str) -> None:

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,11 @@ import victims
 
 import gristmill as gm
 from gristmill.commit.generation import generations
+from gristmill.driver import runrecord
+from gristmill.driver.views import stands
 from gristmill.files.disk import LocalFiles
 from gristmill.fingerprint.diskcache import write_whole
+from gristmill.observe.facts import Run
 
 Mount = Callable[..., str]
 
@@ -51,6 +56,8 @@ def test_fault_05_the_disk_is_full(numbers: str, quick: Path, mount: Mount, work
         jobs.run(numbers, root, "big", **arguments)
     assert failed.value.exit_code == 1
     oracles.nothing_partial(root)
+    how = stands(root)["standing"]
+    assert how["words"] == "not finished; the last run failed" and "No space left" in how["why"], how
     mount("size=64m")
     assert jobs.run(numbers, root, "big", **arguments).rows_ok == 200
     oracles.nothing_lost_nothing_twice(root, list(range(200)))
@@ -91,6 +98,28 @@ def test_fault_05_the_disk_is_full_once_the_result_is_published(quick: Path, sin
     assert gm.read(root).count_rows() == 40
     assert jobs.run(source, root, "scored", workers=0).state == "nothing to do"
     assert gm.verify(root).ok
+
+
+def test_fault_05_how_a_run_ended_is_known_without_room_for_it(quick: Path, mount: Mount) -> None:
+    """In the place of the record that it has, else on this machine, from where the next run takes it."""
+    root, files = os.path.join(mount("size=256k"), "out"), LocalFiles()
+    one = Run(run="one", generation=1, kind="run", state="running", started=1000.0)
+    how = replace(one, state="failed", exit_code=1, error="the disk is full " * 20, notes=("a note",) * 500)
+    for written in (True, False):
+        runrecord.begun(root, files, one)
+        folder = Path(runrecord.folder_of(root))
+        if not written:
+            for path in folder.iterdir():
+                path.unlink()
+        with open(os.path.join(root, "other"), "wb", buffering=0) as other, suppress(OSError):
+            while True:
+                other.write(b"x" * 4096)
+        runrecord.ended(root, files, how)
+        assert len(list(folder.iterdir())) == written
+        assert runrecord.last(root, files, "unfinished") == replace(how, notes=())
+        os.remove(os.path.join(root, "other"))
+    assert runrecord.begun(root, files, replace(one, run="two", started=2000.0)) == []
+    assert [(run.run, run.state) for run in runrecord.listed(root, files)] == [("one", "failed"), ("two", "running")]
 
 
 def test_fault_05_nothing_is_left_of_a_note_that_does_not_fit(quick: Path, mount: Mount) -> None:

@@ -138,8 +138,8 @@ def plan(job: str, probe: bool, **given: Any) -> int:
     Exits as a run would, as far as that can be known: 2 if a delivery does not fit its store, 3 if a gate already
     cannot hold, 4 if the sink holds a result of another job, or of fewer files.
     """
+    from gristmill.driver.planprobe import probed
     from gristmill.driver.views import plan as planned
-    from gristmill.driver.views import probed
 
     spec = described(job, given)
     view = planned(spec)
@@ -191,7 +191,7 @@ def plan_lines(view: Any, conditions: bool = False, some: bool = False) -> list[
     lines = [
         f"files    {units.count(view.files)}, {units.size(view.bytes)}",
         f"rows     {rows}" + (" (estimated from the size of the first rows)" if view.rows_estimated else ""),
-        f"shards   {'about ' + shards + ' (settled once the model is timed)' if view.shards_estimated else shards}",
+        f"shards   {f'about {shards} ({view.shards_settled})' if view.shards_estimated else shards}",
         f"workers  {units.count(view.workers)}",
         f"model    {view.model.name} {view.model.digest.removeprefix('sha256:')[:12]}".rstrip(),
         *([f"backend  {view.backend}"] if view.backend else []),

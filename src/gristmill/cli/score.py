@@ -287,9 +287,12 @@ def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     sources, sink = given["source"], given["sink"]
     first, last = sources[0], sources[-1]
     if os.path.exists(first) and not os.path.exists(last) and not set(last) & set("*?[{:") and first != last:
+        from gristmill.sources.paths import nearby
+
         raise BadJob(
-            f"{last}: no such file or folder. Of several names all but the last are sources, and the last, "
-            f"{sink}, is the sink: if that is no name of a folder, give values of one flag with commas (--keep a,b)"
+            f"{last}: no such file or folder; {nearby(last)}. Of several names all but the last are sources, and "
+            f"the last, {sink}, is the sink: if that is no name of a folder, give values of one flag with commas "
+            "(--keep a,b)"
         )
     return {"source": Source(uri=sources), "sink": Sink(sink)}
 

@@ -19,6 +19,7 @@ from gristmill.commit.ledger import Ledger
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
 from gristmill.driver.choice import Chosen
+from gristmill.driver.resolved import Resolved
 from gristmill.errors import BadJob, BadSource, CorruptStore, NewerFormat
 from gristmill.files import roots
 from gristmill.files.disk import join
@@ -95,9 +96,27 @@ def ready(at: Chosen) -> None:
     gates = at.spec.gates
     if gates.drift:
         library()
-    _named(gates, _storage(at.spec))
+    named(at.spec)
     if at.plan is not None:
         fitting(at, at.plan.about)
+
+
+def named(spec: JobSpec) -> Publication | None:
+    """The result that the job names to be compared with. Raises BadJob if there is none."""
+    return _named(spec.gates, _storage(spec))
+
+
+def foreseen(r: Resolved) -> None:
+    """Before anything is read, as far as is known then: as `ready` and `fitting`. Raises BadJob."""
+    job = r.job
+    if job.gates.drift:
+        library()
+    named(job)
+    if r.info.outputs is None or job.steps or job.post:
+        return
+    known: dict[str, Any] = {f.name: f.type for f in r.schema if r.columns is None or f.name in r.columns}
+    own = () if job.sink is None else (job.sink.row_id, job.sink.model_version)
+    drift.check(job.gates.drift, {**known, **{name: None for name in (*r.info.outputs, *own) if name}})
 
 
 def fitting(at: Chosen, about: Described, columns: Iterable[str] = ()) -> None:

@@ -219,10 +219,9 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
                 "neither source nor model has: there are",
             )
     here = (sink.row_id, sink.model_version)  # made neither by the source nor by the model
-    named = (("partition_by", sink.partition_by, ()), ("sort_by", sink.sort_by, here), ("index", sink.index, here))
-    for what, names, ours in named:
+    for what, names in (("partition_by", sink.partition_by), ("sort_by", sink.sort_by), ("index", sink.index)):
         for name in names:
-            if name not in (*there.names, *ours, *(info.outputs or (name,))) and not job.post:
+            if name not in (*there.names, *here, *(info.outputs or (name,))) and not job.post:
                 raise _no_column(name, there, what)
 
 

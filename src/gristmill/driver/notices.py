@@ -201,7 +201,7 @@ class Telling:
         """
         root, files = self._c.root, self._c.files
         if self._record is not None:
-            runrecord.write(root, files, now)
+            runrecord.ended(root, files, now)
         elif self._idle and now.exit_code == 0:
             before = runrecord.last(root, files, "")
             if before is not None and failed(before):

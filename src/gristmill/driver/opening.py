@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gristmill.commit import generation as generations
 from gristmill.commit import inspections, onefile, publication
 from gristmill.commit import publish as publishing
-from gristmill.driver import pinning, planning, warmup
-from gristmill.driver.apart import check_other
+from gristmill.driver import pinning, planning, sinkcheck, warmup
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.runlog import RunLog
 from gristmill.errors import BadJob, CorruptStore, SinkBusy
@@ -23,7 +22,7 @@ from gristmill.files.disk import LOCAL
 from gristmill.job.delivery import STAGING, is_store, staging_of
 from gristmill.job.job import JobSpec, Sink
 from gristmill.job.secret import secrets_in
-from gristmill.job.uris import file_named, file_of
+from gristmill.job.uris import file_named
 from gristmill.observe.events import Observer, Silent
 from gristmill.process.scratch import make_owned
 from gristmill.snapshots.pinned import Pinned
@@ -107,6 +106,11 @@ class Command:
         return self.verbs.append or self.spec.on_new_files == "append"
 
     @property
+    def goes_on(self) -> bool:
+        """Whether files that appeared since an unfinished run was planned are scored once that is done."""
+        return self.appends or (self.spec.update is not None and not self.verbs.retry)
+
+    @property
     def look(self) -> str:
         """How to read the dead letters before they are published; a stream's are deleted with its folder."""
         if self.stream:
@@ -135,7 +139,7 @@ def opened(c: Command) -> Iterator[Opened]:
     """The sink, leased while inside. Raises BadJob and its subclasses, SinkBusy."""
     c.log.say(phase="planning")
     warmup.start(c.spec)
-    _look_at_sink(c)
+    look_at_sink(c.spec, c.files)
     with pinning.begun(c.spec, c.root, c.files, restart=c.verbs.restart, retry=c.verbs.retry) as stores:
         # Before the sink's folder is made, so that a job that cannot run leaves nothing behind.
         early = stores is None and c.spec.source.data is None
@@ -170,16 +174,12 @@ def _leased(c: Command, stores: Pinning | None, r: Resolved | None) -> Iterator[
         yield Opened(**vars(c), lease=lease, resolved=r)
 
 
-def _look_at_sink(c: Command) -> None:
-    if file_named(c.sink.uri) and file_of(c.root) is None:
-        raise BadJob(f"sink {c.root}: is a folder, and this names one file: a folder of this name is {c.sink.uri}/")
-    try:
-        check_other(c.spec.source, c.sink)
-        beside = not planning.sink_format_of(c.spec).tables
-        publishing.refuse_foreign(c.root, c.sink.overwrite, c.files, manifest=beside)
-        onefile.refuse_foreign(c.root, c.sink.overwrite)
-    except OSError as e:
-        raise BadJob(f"sink {c.sink.uri}: cannot be read ({e.strerror})") from e
+def look_at_sink(spec: JobSpec, files: Files | None = None) -> None:
+    """Raises BadJob if a run of the job may not write into its sink. `files` replaces the sink's own file layer."""
+    assert spec.sink is not None
+    sink = in_folder(spec.sink)
+    root, own = sink_place(sink)
+    sinkcheck.refuse(spec.source, sink, root, files or own, manifest=not planning.sink_format_of(spec).tables)
 
 
 def resolved(

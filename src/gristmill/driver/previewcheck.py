@@ -1,47 +1,45 @@
-"""What a run would refuse of the rows that a preview shows: gates, sink and deliveries that do not fit them."""
+"""What a run would refuse that a preview does not meet by scoring rows as the run does: its sink, the result that it is
+held against, indices and deliveries.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
-from gristmill.commit import drift, publication
 from gristmill.commit import generation as generations
-from gristmill.driver import delivering, opening
+from gristmill.commit import publication
+from gristmill.driver import delivering, drifting, opening
 from gristmill.errors import BadJob
 from gristmill.files.disk import LOCAL
 from gristmill.job.job import JobSpec
+from gristmill.job.uris import is_local
 from gristmill.sinks.formats import DEFAULT, sink_format
 from gristmill.stores import sinkindex
 
 
+def refuse_unready(spec: JobSpec) -> None:
+    """Raises BadJob for what a run refuses before any row is read, as far as it is on this machine."""
+    if spec.sink is not None and is_local(opening.sink_root(spec.sink)):
+        opening.look_at_sink(spec)
+    if spec.gates.against is not None and is_local(spec.gates.against):
+        drifting.named(spec)
+
+
 def refuse_unfit(spec: JobSpec, previewed: str) -> None:
     """Raises BadJob for what the job asks for and the rows of a preview, published in the folder `previewed`, show to
-    be impossible. A store that is not there now is none of that, and nothing is changed in one.
+    be impossible. The run of these rows has looked at their columns, the folders and order of its sink, and the gates.
+    A store that is not there now is none of that, and nothing is changed in one.
     """
     shown = publication.latest(previewed, LOCAL)
     if shown is None or spec.sink is None or shown.body.unseen:
         return
     rows = _without_prompt(spec, generations.decode_schema(shown.body.output_schema))
-    plan = generations.read_plan(generations.generations(previewed)[-1])
-    source = generations.decode_schema(plan.about.reads.schema)
-    there: dict[str, Any] = {field.name: field.type for field in (*source, *rows)}
-    for option, names in (("partition_by", spec.sink.partition_by), ("sort_by", spec.sink.sort_by)):
-        if not spec.steps and (missing := [n for n in names if n not in there]):  # steps make others
-            known = ", ".join(there)
-            raise BadJob(f"{option} names column {missing[0]!r}, which is no output column: there are {known}")
-    kept = [name for name in spec.sink.partition_by if name not in rows.names]  # a preview has no folders
-    if any(name not in source.names for name in kept):  # made by steps: a run tells their types
-        return
-    rows = pa.schema([*rows, *(source.field(name) for name in kept)])
     about = replace(shown.body, output_schema=generations.encode_schema(rows))
     if spec.sink.index:
         tables = sink_format(spec.sink.format or DEFAULT).tables
         sinkindex.check(rows, spec.sink.index, tables, spec.sink.uri)
-    if not spec.steps:  # whose columns are not told here
-        drift.check(spec.gates.drift, {**dict.fromkeys(spec.sink.drop), **there})
     if not spec.deliver:
         return
     root, files = opening.sink_place(spec.sink)

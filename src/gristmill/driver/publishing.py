@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Published:
-    """What is in the sink when the run has ended; `later` are files that appeared since it was planned, for the next
-    run to append. `spent` are the dollars that the run has spent of its model's max_cost.
+    """What is in the sink when the run has ended; `later` are files that appeared since it was planned, for a run
+    that follows at once. `spent` are the dollars that the run has spent of its model's max_cost.
     """
 
     report: Report
@@ -60,11 +60,10 @@ def untouched(at: Opened) -> Published:
 def published(s: Scored) -> Published:
     """Make what was scored the sink's result. Raises GateFailed, and SinkBusy if another run has the sink now."""
     log = s.log
-    if s.later and not s.appends:
+    if s.later and not s.goes_on:
         files = f"{len(s.later)} files" if len(s.later) > 1 else s.later[0]
         text = f"{files} appeared after this run was planned and are not in its result"
-        how = "" if s.spec.update is not None else " with --append (append=True)"
-        log.note("warning", f"{text}: run again{how}")
+        log.note("warning", f"{text}: run again with --append (append=True)")
     s.watch.look()
     tell_written(log, s.watch)
     counts, own = s.receipts.counts, s.receipts.parts
@@ -112,7 +111,7 @@ def published(s: Scored) -> Published:
     report = replace(report, drift=compared.drift, updated=updated)
     log.say(phase="done")
     budgets.remember(s.resolved, s.batch, s.sums.figures)
-    return Published(report, s.later if s.appends else ())
+    return Published(report, s.later if s.goes_on else ())
 
 
 def _nights(s: Scored) -> list[int]:

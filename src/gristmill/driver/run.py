@@ -73,7 +73,7 @@ def _whole(spec: JobSpec, verbs: Verbs, observer: Observer | None, typed: Sequen
         done = finish(spec, verbs, observer, typed=typed)
         if done.later:  # an unfinished plan was finished as planned; now the files that appeared since, at which nobody
             # who accepts could look
-            then = replace(verbs, restart=False, append=True, accept=False, spent=done.spent)
+            then = replace(verbs, restart=False, append=spec.update is None, accept=False, spent=done.spent)
             done = finish(spec, then, observer, typed=typed)
     return done.report
 

@@ -1,6 +1,7 @@
 """The records of runs on a sink: when each was, what it did, how it ended. One that says "running" while nobody holds
 the sink was killed. Of runs that ended before they had a generation (0), such as those of a job that cannot run, the
-last in a row is kept; if there is no sink yet, which they must not make, on this machine.
+last in a row is kept; if there is no sink yet, which they must not make, on this machine. There, too, is how a run
+ended that could not write it into the sink.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
 from gristmill.files.document import Document
 from gristmill.fingerprint.diskcache import cache_folder
+from gristmill.job.uris import is_local
 from gristmill.observe.facts import Run
 from gristmill.observe.standing import KILLED
 from gristmill.process.scratch import is_passing
@@ -26,6 +28,8 @@ KEPT = 50  # records of runs
 KEPT_ELSEWHERE = 200  # of sinks that are not there yet
 LAST = 3  # records among which the last run is: one without a generation may have ended while another one ran
 RUNNING = "running"
+ROOM = 4096  # bytes that a record takes while its run goes on: how that ends then fits in there, also on a full disk
+MOST_BRIEF = 1500  # characters of an error in a record that has no more room than that
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,13 +47,36 @@ def write(root: str, files: Files, run: Run) -> None:
     files.note(join(folder_of(root), _name(run)), RunRecord(**vars(run)).dump())
 
 
+def ended(root: str, files: Files, run: Run) -> None:
+    """Write how a run ended that has a record. Where that cannot be written (a full disk), a short record takes the
+    place of the one that is there, which has room; without that, it is on this machine. Raises OSError.
+    """
+    try:
+        write(root, files, run)
+    except OSError:
+        brief = replace(
+            run, error=run.error[:MOST_BRIEF], pace=(), slowest=(), per_worker=(), notes=(), drift=(), phases={},
+            threads={}, used={},
+        )  # fmt: skip
+        if not (is_local(root) and _written_in_place(join(folder_of(root), _name(run)), RunRecord(**vars(brief)))):
+            _write_elsewhere(root, brief)
+
+
+def _written_in_place(path: str, record: RunRecord) -> bool:
+    data = record.dump()
+    with contextlib.suppress(OSError), open(path, "rb+", buffering=0) as file:
+        room = os.fstat(file.fileno()).st_size
+        return len(data) <= room and file.write(data.ljust(room)) == room
+    return False
+
+
 def listed(root: str, files: Files, most: int = KEPT) -> list[Run]:
     """The newest runs, newest last; records that do not read back are left out."""
-    found = []
+    other, found = _elsewhere_known(root), list[Run]()
     for name in sorted(_names(root, files))[-most:]:
         with contextlib.suppress(FileNotFoundError, CorruptStore):
-            record = RunRecord.load_from(join(folder_of(root), name), files)
-            found.append(Run(**vars(record)))
+            run = Run(**vars(RunRecord.load_from(join(folder_of(root), name), files)))
+            found.append(run if other is None or other.run != run.run else other)
     return found
 
 
@@ -61,9 +88,10 @@ def begun(root: str, files: Files, run: Run) -> list[Run]:
     # Only the last that began can be: each run that begins ends those before it.
     last = listed(root, files, LAST)
     died = [replace(one, state=KILLED) for one in last if one.state == RUNNING and one.run != run.run]
-    for one in died:
+    other = _elsewhere_known(root)
+    for one in died if other is None or not other.generation else [*died, other]:
         write(root, files, one)
-    write(root, files, run)
+    files.note(join(folder_of(root), _name(run)), RunRecord(**vars(run)).dump().ljust(ROOM))
     with contextlib.suppress(OSError, RuntimeError):
         LOCAL.remove(_elsewhere(root))
     return died
@@ -78,10 +106,7 @@ def note(root: str, files: Files, run: Run) -> None:
         _make_room(root, files)
         write(root, files, run)
     elif not is_passing(root):
-        path = _elsewhere(root)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        _sweep(os.path.dirname(path))
-        LOCAL.write_over(path, RunRecord(**vars(run)).dump())
+        _write_elsewhere(root, run)
 
 
 def last(root: str, files: Files, state: str) -> Run | None:
@@ -89,8 +114,8 @@ def last(root: str, files: Files, state: str) -> Run | None:
     says that it does was killed.
     """
     found = [settled(one, state) for one in listed(root, files, LAST)]
-    with contextlib.suppress(OSError, RuntimeError, CorruptStore):
-        found += [] if found else [Run(**vars(RunRecord.load_from(_elsewhere(root), LOCAL)))]
+    other = None if found else _elsewhere_known(root)
+    found += [] if other is None else [other]
     return max(found, key=lambda one: one.started + one.seconds, default=None)
 
 
@@ -108,6 +133,19 @@ def _make_room(root: str, files: Files) -> None:
         files.remove(join(folder_of(root), name))
 
 
+def _write_elsewhere(root: str, run: Run) -> None:
+    path = _elsewhere(root)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    _sweep(os.path.dirname(path))
+    LOCAL.write_over(path, RunRecord(**vars(run)).dump())
+
+
+def _elsewhere_known(root: str) -> Run | None:
+    with contextlib.suppress(OSError, RuntimeError, CorruptStore):
+        return Run(**vars(RunRecord.load_from(_elsewhere(root), LOCAL)))
+    return None
+
+
 def _elsewhere(root: str) -> str:
     return str(cache_folder() / "failed" / f"{hashlib.sha256(root.encode()).hexdigest()[:32]}.json")
 
@@ -122,8 +160,8 @@ def died_how(run: Run) -> str:
     """How a run ended that could not say so itself."""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started))
     return (
-        f"the run that began at {when} (process {run.pid} on {run.host}) ended without a word: it was killed, or its "
-        "machine went down"
+        f"the run that began at {when} (process {run.pid} on {run.host}) ended without a word: it was killed, its "
+        "machine went down, or the disk had no room for one"
     )
 
 

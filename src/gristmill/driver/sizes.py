@@ -87,6 +87,11 @@ def budget_of(r: Resolved) -> BatchPlan:
     return BatchPlan(int(tokens), int(rows), window, text, quick=quick)
 
 
+def is_timed(r: Resolved) -> bool:
+    """Whether the rows of a shard rest on how quick the model is, as the first rows of a run tell."""
+    return r.job.running.shard_rows == "auto" and not (r.info.bulk or r.info.at_once or r.info.asks)
+
+
 def shard_rows(r: Resolved, rows_per_second: float | None) -> int:
     """Rows per shard: about half a minute of one worker, at most 1/(8 x workers) of the job (or 1/(8 x step processes),
     as each of these prepares one shard).

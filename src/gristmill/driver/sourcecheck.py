@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +37,7 @@ from gristmill.job.job import COPY, HELD, Source
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import is_snapshot, kind_of
 from gristmill.process import machine
+from gristmill.process.pool import Pool
 from gristmill.shards.shard import Piece
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources import openreaders, paths
@@ -259,7 +259,7 @@ def _differing(readings: Iterator[_Again], tell: Tell | None = None) -> dict[str
         assert tell is not None
         tell(f"{path} was touched since it was read: what {count} committed shards read of it is read again")
     reasons: dict[str, str] = {}
-    with ThreadPoolExecutor(machine.cores()) as pool:
+    with Pool(machine.cores()) as pool:
         for again, wrong in zip(todo, pool.map(_Again.wrong, todo), strict=True):
             if wrong is not None:
                 reasons.setdefault(again.piece.file.path, wrong)

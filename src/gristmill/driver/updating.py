@@ -44,7 +44,7 @@ def choose(
         if not found.later:
             begins = found.generation is not None and not found.resumed
             return replace(found, carries=tuple(_carried(held, held.known(r)))) if begins else found
-        if held.latest is None:  # the files that appeared since are for the next run
+        if held.latest is None:  # the files that appeared since come once it is done
             return found
     except PlanChanged:
         if held.latest is None and not _of_other_rows(held, r):

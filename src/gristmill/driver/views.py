@@ -40,7 +40,7 @@ from gristmill.driver import (
 from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
 from gristmill.driver.forecast import Forecast, by_rate
-from gristmill.driver.previewcheck import refuse_unfit
+from gristmill.driver.previewcheck import refuse_unfit, refuse_unready
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.run import finish, streamed
@@ -77,7 +77,8 @@ UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
 
 @dataclass(frozen=True)
 class PlanView:
-    """What would run. `rows` and `shards` are estimates if flagged so; sizes are in bytes. `schema` and `nulls` are of
+    """What would run. `rows` and `shards` are estimates if flagged so, and `shards_settled` says what tells how many
+    shards there are; sizes are in bytes. `schema` and `nulls` are of
     the columns that are read. `takes` has what requests would take (USED), by some of the rows; `deliveries` is what
     each would find in its store. `problems` would stop the run, which would end with `exit_code`.
     """
@@ -103,6 +104,7 @@ class PlanView:
     forecast: Forecast | None = None  # how long a run takes that begins now, as far as earlier ones tell
     deadline: Deadline | None = None  # of a run that begins now
     idle: bool = False  # whether there is nothing to do
+    shards_settled: str = ""
 
 
 def plan(spec: JobSpec) -> PlanView:
@@ -111,6 +113,8 @@ def plan(spec: JobSpec) -> PlanView:
     """
     gates: list[str] = []
     with lasting.during(spec.engine), passing() as folder:
+        if spec.sink is not None:
+            opening.look_at_sink(spec)
         held = _held(spec)
         pinned = None if held is None else pinning.looked_at(spec, held.root, held.files, folder, COPIED)
 
@@ -124,6 +128,7 @@ def plan(spec: JobSpec) -> PlanView:
         except GateFailed as e:
             gates.append(str(e))
             r = resolved(replace(spec, gates=UNGATED))
+        drifting.foreseen(r)
         append = spec.on_new_files == "append"
         sink = "" if held is None else selection.outlook(held, r, append)
         refused = "" if held is None else selection.refusal(held, held.root, r, append)
@@ -146,9 +151,8 @@ def plan(spec: JobSpec) -> PlanView:
     after = [(store.problem, store.exit_code) for store in stores if store.problem and not store.before]
     stopped = [(refused, PlanChanged.exit_code)] if refused else []
     problems = [*before, *((line, GateFailed.exit_code) for line in gates), *stopped, *after]  # as a run meets them
-    rows, each = r.rows, sizes.shard_rows(r, None)
-    table = shard.cut(r.files, r.selection, each, max(1, r.workers))
-    shards = shard.count(table) if not r.more else -(-(rows or 0) // each)
+    rows = r.rows
+    shards, settled = _shards(r, None if refused else held, idle, bool(anew))
     given = r.schema.names if r.columns is None else r.columns
     read = {*given, *(r.condition.columns if r.condition is not None else ())}
     kept = r.keep if r.keep is not None else [n for n in given if n not in (r.info.columns or ())]
@@ -161,7 +165,6 @@ def plan(spec: JobSpec) -> PlanView:
     if spec.sink is not None:
         output = [(n, "string") for n in [spec.sink.row_id] if n] + output
         output += [(n, "string") for n in [spec.sink.model_version] if n]
-    timed = r.bytes > sizes.UNTIMED_BYTES and spec.running.shard_rows == "auto"
     notes = [*r.warnings, *([r.nulls_given] if r.nulls_given else [])]
     notes += [f"{one.asked} is {one}" for one in r.registered]
     if r.more:
@@ -171,11 +174,30 @@ def plan(spec: JobSpec) -> PlanView:
         )
     return PlanView(
         len(r.files), rows if rows is not None else round(r.estimated_rows), rows is None, r.bytes, shards,
-        timed or rows is None or bool(r.more), r.workers, {n: count for n, count in r.nulls.items() if n in read},
+        bool(settled), r.workers, {n: count for n, count in r.nulls.items() if n in read},
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
-        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None), idle,
+        problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None), idle, settled,
     )  # fmt: skip
+
+
+def _shards(r: Resolved, held: Held | None, idle: bool, anew: bool) -> tuple[int, str]:
+    """How many shards a run has, and what will tell that exactly; "" if that is it. `held` is the sink unless a run is
+    refused there; an update that begins `anew` keeps answers of what it holds.
+    """
+    if held is not None and held.unfinished is not None and held.unfinished.planned:
+        return len(generations.read_plan(held.unfinished).shards), ""
+    if idle and held is not None and held.latest is not None:
+        return held.latest.body.shards, ""
+    each = sizes.shard_rows(r, None)
+    if r.more:
+        return -(-(r.rows or 0) // each), "settled once all rows are copied"
+    found = shard.count(shard.cut(r.files, r.selection, each, max(1, r.workers)))
+    if anew or (held is not None and held.latest is not None):
+        return found, "in the whole source; a run divides what it has to score"
+    if sizes.is_timed(r) and (found > 1 or r.bytes > sizes.UNTIMED_BYTES):
+        return found, "settled once the model is timed"
+    return found, "by the rows that are estimated" if r.rows is None else ""
 
 
 def _forecast(spec: JobSpec, held: Held | None, r: Resolved, append: bool) -> Forecast | None:
@@ -197,20 +219,6 @@ def _forecast(spec: JobSpec, held: Held | None, r: Resolved, append: bool) -> Fo
     if found is None and not updates and (measured := budgets.rate(r)) is not None:
         found = by_rate(left, measured, "the rates that tune found").priced(spec.running.hour_price)
     return found
-
-
-def probed(spec: JobSpec, view: PlanView, rows: int = 256) -> PlanView:
-    """The plan with a forecast from some rows that are scored now, where earlier runs tell nothing."""
-    if view.forecast is not None or not view.rows or view.idle:
-        return view
-    begun = time.monotonic()
-    found = preview(replace(spec, running=replace(spec.running, log=None), gates=UNGATED, deliver=()), rows)
-    if not found.rate:
-        return view
-    start = max(0.0, time.monotonic() - begun - min(rows, view.rows) / found.rate)  # planning, workers, the model
-    per_second = found.rate * max(1, view.workers)
-    forecast = by_rate(view.rows, per_second, units.plural(rows, "row") + " of a probe", start)
-    return replace(view, forecast=forecast.priced(spec.running.hour_price))
 
 
 def _held_back(spec: JobSpec, held: Held) -> list[str]:
@@ -292,6 +300,7 @@ def preview(spec: JobSpec, rows: int, observer: Observer | None = None) -> Previ
     BadJob for what a run would refuse.
     """
     starting("a preview")
+    refuse_unready(spec)
     read = rows
     with lasting.during(spec.engine):
         while True:
@@ -330,9 +339,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             options=_parquet_options(spec.sink),
             merge=False,
             files=None,
-            partition_by=(),
             index=(),
-            sort_by=(),
             storage={},
         )
         workers = 0 if spec.engine.workers == 0 else 1
@@ -343,7 +350,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
             steps=(*spec.steps, *first),
             model=model,
             sink=target,
-            gates=UNGATED,
+            gates=replace(UNGATED, drift=spec.gates.drift),  # of which the columns are looked at
             audit=(),
             reduce=None,
             deliver=(),
@@ -356,7 +363,7 @@ def _preview(spec: JobSpec, read: int, rows: int, observer: Observer | None) -> 
         report = finish(small, observer=None if observer is None else Unpublished(observer)).report
         scored = report.read().to_table()
         if spec.sink is not None and scored.num_rows:  # what the job's own sink would refuse
-            form, options = planning.sink_format_of(spec), spec.sink.options
+            form, options = planning.laid_out(planning.sink_format_of(spec), spec.sink), spec.sink.options
             form.writer(LOCAL, folder, "part", "preview", form.stored(scored, options), options).abort()
             refuse_unfit(spec, target.uri)
         rate = report.rows_run / report.model_seconds if report.model_seconds else None

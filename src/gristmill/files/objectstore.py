@@ -13,7 +13,6 @@ import itertools
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -25,6 +24,7 @@ from gristmill.files.disk import join, sha256_of
 from gristmill.files.heartbeat import ObjectLease, beating
 from gristmill.files.lease import Holder
 from gristmill.files.requests import Contended, answer
+from gristmill.process.pool import Pool
 from gristmill.process.scratch import SCRATCH
 
 AT_ONCE = 32  # requests under way at a time, so that round trips of some 20 ms overlap
@@ -362,7 +362,7 @@ class ObjectFiles:
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Many at once: each waits for the network."""
         rest = iter(items)
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="gristmill-store") as threads:
+        with Pool(AT_ONCE, "gristmill-store") as threads:
             while block := list(itertools.islice(rest, _BLOCK)):
                 yield from threads.map(work, block)
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast
 
-from gristmill.errors import BadJob, nearest
+from gristmill.errors import BadJob, after_main_thread, nearest
 from gristmill.job.annotations import bare, checked, is_of
 from gristmill.job.synonyms import meant, said
 
@@ -66,7 +66,12 @@ def named(where: str, *others: type) -> Callable[[F], F]:
                 if not is_of(options[name], bool) and not isinstance(options[name], int):
                     raise BadJob(f"{where}: {name} is {options[name]!r}: give True or False")
                 options[name] = bool(options[name])
-            return function(*args, **options)
+            try:
+                return function(*args, **options)
+            except RuntimeError as e:
+                if (told := after_main_thread(e, where)) is None:
+                    raise
+                raise told from e
 
         return cast(F, call)
 

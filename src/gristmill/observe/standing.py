@@ -52,7 +52,7 @@ def standing(now: Mapping[str, Any], last: Run | None) -> Standing:
     if state == "unfinished" and last.exit_code == 3:
         what = "its deadline had passed" if last.state == LATE else "a gate did not hold"
         return Standing(f"not published: {what}", last.error, way(last))
-    ended = "was killed" if last.state == KILLED else _ENDED.get(last.exit_code or 1, "failed")
+    ended = "ended without a word" if last.state == KILLED else _ENDED.get(last.exit_code or 1, "failed")
     before = {"done": "published before", "empty": "nothing is published", "unfinished": "not finished"}.get(
         state, said
     )

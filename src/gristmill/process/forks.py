@@ -5,6 +5,7 @@ first moments.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
@@ -20,9 +21,13 @@ _WAITED_FOR = frozenset(
 
 def wait_for_imports() -> None:
     """From now on, a fork waits for a while until no other thread is in the middle of an import."""
-    # The hook registered last runs first: logging's holds a lock that imports need. Registered while a fork waits, they
+    # The hook registered last runs first: logging's holds a lock that imports need, and that
+    # of the standard library's pools one, too. Registered while a fork waits, they
     # would be run only after it, and release a lock that they had not taken.
     import logging  # noqa: F401
+
+    with contextlib.suppress(RuntimeError):  # the main thread has ended, which only libraries that need it must tell
+        import concurrent.futures.thread  # noqa: F401
 
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=_settle)

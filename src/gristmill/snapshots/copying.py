@@ -8,7 +8,7 @@ import secrets
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from gristmill.arrow.schemas import nullable, wider
 from gristmill.errors import BadSource
 from gristmill.job.job import COPY
 from gristmill.process import machine
+from gristmill.process.pool import Pool
 from gristmill.sinks.parquet import holdable, worth_a_dictionary
 from gristmill.snapshots.contract import Piece, Snapshot, Wanted
 from gristmill.snapshots.sql import read_of
@@ -59,7 +60,7 @@ def _written(snapshot: Snapshot, wanted: Wanted, folder: str) -> tuple[str, int]
     stop = threading.Event()
     write = partial(_piece, folder, schema, wanted, stop)
     done, left, begun = list[tuple[str, int]](), wanted.rows, list[Future[tuple[str, int]]]()
-    with ThreadPoolExecutor(machine.cores()) as pool:
+    with Pool(machine.cores()) as pool:
         try:
             if left is None:
                 begun += [pool.submit(write, number, piece) for number, piece in enumerate(pieces)]
@@ -72,7 +73,7 @@ def _written(snapshot: Snapshot, wanted: Wanted, folder: str) -> tuple[str, int]
                     break
         except BaseException:  # a signal, too: what is under way may take long
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.cancel()
             while wait(begun, timeout=0.1).not_done:
                 snapshot.cancel()
             raise

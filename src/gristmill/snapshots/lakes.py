@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 
 from gristmill.errors import PlanChanged
 from gristmill.job.job import Source
+from gristmill.process.pool import Pool
 from gristmill.snapshots.contract import DataFile, Wanted
 from gristmill.sources import paths
 
@@ -50,7 +50,7 @@ def whole(wanted: Wanted, files: Sequence[DataFile], schema: pa.Schema, *, times
         own = {f.name: f for f in schema if f.name not in constant[path]}
         return set(found.names) == set(own) and all(_same(f, own[f.name], times) for f in found)
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with Pool(AT_ONCE) as pool:
         return all(pool.map(alike, [file.path for file in listed]))
 
 

@@ -24,7 +24,7 @@ from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listin
 from gristmill.sources.patience import Patient, StoreAway
 from gristmill.values import dataclass
 
-__all__ = ["Storage", "changed", "look", "mounted", "open_input", "reads", "redact", "resolve"]
+__all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "reads", "redact", "resolve"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -497,6 +497,11 @@ def _part(part: str) -> str:
     start = _SHOWN if part[0] in "*?[" else ""
     end = r"(?<!\.tmp)(?<!\.crc)" if part[-1] in "*?]" else ""
     return start + out + end
+
+
+def nearby(uri: str) -> str:
+    """What is on this machine instead of something that is not there, in words."""
+    return _nearby(_LOCAL.listing, local_path(uri))
 
 
 def _nearby(listing: Listing, path: str) -> str:

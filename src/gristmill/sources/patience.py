@@ -11,12 +11,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from gristmill.errors import BadSource
 from gristmill.job.uris import redact
 from gristmill.process.interrupts import ENDING
+from gristmill.process.pool import Pool
 from gristmill.sources.listing import Entry, Listing, Names
 from gristmill.values import dataclass
 
@@ -131,7 +132,7 @@ class _Resumed(io.RawIOBase):
         self._at = 0
         self._ends: deque[int] = deque(maxlen=4 * self.AHEAD)  # where the last reads ended
         self._coming: dict[tuple[int, int], Future[bytes]] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: Pool | None = None
         self._size = patiently(store.place, lambda: int(self._opened().size()))
 
     def _opened(self) -> Any:
@@ -182,13 +183,13 @@ class _Resumed(io.RawIOBase):
             while len(self._coming) >= self.AHEAD:
                 self._coming.pop(next(iter(self._coming))).cancel()
             if self._threads is None:
-                self._threads = ThreadPoolExecutor(self.AHEAD, thread_name_prefix="gristmill-ahead")
+                self._threads = Pool(self.AHEAD, "gristmill-ahead")
             self._coming[at, count] = self._threads.submit(self._attempt, at, count)
 
     def close(self) -> None:
         self._coming.clear()
         if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads.cancel()
         if self._native is not None:
             self._native.close()
         super().close()

@@ -15,7 +15,6 @@ import json
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -25,6 +24,7 @@ from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.schemas import plain, wider
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.files.disk import LOCAL
+from gristmill.process.pool import Pool
 from gristmill.sinks.parquet import worth_a_dictionary
 from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
@@ -221,7 +221,7 @@ class Lake:
         there = {part for file in self._files(staging) for part in file.parts}
         new = [part for part in parts if part.id not in there]
         shares = _shared(new, WRITERS) if self._form.joins else [[part] for part in new]
-        with ThreadPoolExecutor(WRITERS) as writers:
+        with Pool(WRITERS) as writers:
             list(writers.map(lambda share: self._stage(now, staging, schema, share), shares))
         LOCAL.sync_folder(folder)
 

@@ -10,13 +10,13 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import pyarrow as pa
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
+from gristmill.process.pool import Pool
 from gristmill.stores.contract import Load, Mark, Part, Place, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import check_beside, slices, told
@@ -94,7 +94,7 @@ class OneFile:
         return dict(held for path in self._runs(load).values() if (held := _held(path)) is not None)
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
-        with ThreadPoolExecutor(WRITERS) as writers:  # one computes while another's file is put on the disk
+        with Pool(WRITERS) as writers:  # one computes while another's file is put on the disk
             list(writers.map(lambda part: self._stage(load, part), parts))
 
     def _stage(self, load: Load, part: Part) -> None:
