@@ -83,9 +83,10 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     rows of this sink are there at least, with those of earlier appends (None: that was not noted), `again` how often
     the same was brought once more as rows were missing, `key` the columns that tell rows apart, `delete` whether rows
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
-    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were. `at` is for people:
-    clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest, where a store does not
-    keep them in order (0: that was not noted).
+    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were. A `doubtful` mark may be
+    of rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks of
+    several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that was
+    not noted).
     """
 
     sink: str
@@ -104,6 +105,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     names: tuple[str, ...] = ()
     delete: bool = False
     index: str = ""
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,8 @@ class Store(Protocol):
         ...
 
     def live(self, sink: str) -> Mark | None:
-        """The mark of a sink's rows that readers see; None if there are none of it. Trap: rows of other sinks may be
+        """The mark of a sink's rows that readers see; None if there are none of it. A doubtful one is told as such, and
+        stays so until something of this sink is published. Trap: rows of other sinks may be
         there as well (append, upsert), each with a mark of its own.
         """
         ...
@@ -372,7 +375,7 @@ def is_there(found: Mark | None, load: Load, shown: str) -> bool:
     sink has, or has gone, and the rows are not the whole.
     """
     wanted = load.mark
-    if found is not None and found.name == wanted.name and as_asked(found, load):
+    if found is not None and not found.doubtful and found.name == wanted.name and as_asked(found, load):
         return True
     if found == load.found:
         return False

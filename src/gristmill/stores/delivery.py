@@ -41,6 +41,7 @@ Watch = Callable[[Step, int, int], None]
 them visible; how many rows are loaded, and of how many (0: that is not known yet).
 """
 _UNKNOWN = "which rows there are this sink's cannot be told, as the claim of its first generation is lost"
+_DOUBT_WAYS = "deliver to another table, or once with mode replace, after which only this result is there"
 _UNKNOWN_WAYS = "restore _gristmill/generations/0001.json, or deliver to another place, or with mode replace"
 
 
@@ -113,7 +114,22 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
             )
     store.check(load)
     if load.mode == "append":
-        _refuse_mixed(delivery, result, store.live(load.mark.sink))
+        found = store.live(load.mark.sink)
+        _refuse_doubtful(delivery, found)
+        _refuse_mixed(delivery, result, found)
+
+
+def _refuse_doubtful(delivery: Delivery, found: Mark | None) -> None:
+    """Raises BadJob if rows are to be appended where those of an earlier delivery may be, or not."""
+    if found is not None and found.doubtful:
+        raise BadJob(f"deliver {delivery.shown}: {_doubt(found)}, and rows are not appended twice: {_DOUBT_WAYS}")
+
+
+def _doubt(found: Mark) -> str:
+    return (
+        f"whether the rows of generation {found.generation} (delivered at {found.at}) are there cannot be told: the "
+        "table was restored to an earlier version, or others have rewritten its files, and it has forgotten which"
+    )
 
 
 def _refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:
@@ -159,11 +175,16 @@ class Loading:
         self._look()
 
     def _look(self) -> Mark | None:
-        """What the store has of this sink, by which it is decided what to bring."""
-        self._before = found = self._store.live(self._load.mark.sink)
+        """What the store has of this sink, by which it is decided what to bring: all, where that is doubtful. Raises
+        BadJob for rows that are to be appended then.
+        """
+        there = self._store.live(self._load.mark.sink)
+        if self._load.mode == "append":
+            _refuse_doubtful(self._delivery, there)
+        self._before = found = None if there is not None and there.doubtful else there
         self._shared = found is None or self._result.shares(found)
         self._updates = before(self._result.generation, self._load, found) if self._shared else None
-        self._load = replace(self._load, found=found)
+        self._load = replace(self._load, found=there)
         return found
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
@@ -498,6 +519,9 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return []
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
+        if mark.doubtful:
+            ways = _DOUBT_WAYS if mark.mode == "append" else "gristmill deliver brings all rows of this result"
+            return [f"{receipt.to}: {_doubt(mark)}: {ways}"]
         if mark.generation != receipt.generation:
             return [f"{receipt.to}: holds generation {mark.generation}, and {receipt.generation} was delivered last"]
         if not Result.of(found).shares(mark):
