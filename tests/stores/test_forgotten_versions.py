@@ -16,7 +16,7 @@ from test_lakes import appender, count_of, iceberg_table, job, rows
 
 import gristmill as gm
 
-DOUBTFUL = r"whether the rows of generation 2 .* cannot be told: .*, and rows are not appended twice: deliver to another"
+DOUBTFUL = r"whether the rows of generation 2 .* cannot be told: .*, and rows are not appended twice: deliver to a"
 
 
 @pytest.fixture(params=["delta", "iceberg"])

@@ -83,8 +83,9 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     rows of this sink are there at least, with those of earlier appends (None: that was not noted), `again` how often
     the same was brought once more as rows were missing, `key` the columns that tell rows apart, `delete` whether rows
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
-    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were. A `doubtful` mark may be
-    of rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks of
+    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
+    those that only rows of earlier deliveries, or of others, have (empty: there are none). A `doubtful` mark may be of
+    rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks of
     several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that was
     not noted).
     """
@@ -106,6 +107,12 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     delete: bool = False
     index: str = ""
     doubtful: bool = False
+    columns: str = ""
+
+    @property
+    def held(self) -> str:
+        """The schema, encoded, of all columns that rows there have."""
+        return self.columns or self.schema
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ class FileReader:
         mark, shown = file.footer.marks[0], self._place.shown
         if self._key and self._key != mark.key:
             raise BadJob(f"{shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        schema = decode_schema(mark.schema)
+        schema = decode_schema(mark.held)
         return Open(file, mark, keyed(shown, mark.key, {f.name: f.type for f in schema}), unpacking(schema))
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:

@@ -227,7 +227,7 @@ class FileReader:
                 raise BadJob(
                     f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}"
                 )
-            schema = decode_schema(mark.schema)
+            schema = decode_schema(mark.held)
             columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
             found = self._open = Open(inode, environment, mark, columns, unpacking(schema))
         return found

@@ -516,7 +516,7 @@ class FileReader:
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
         mark = self._mark(transaction)
-        return There(table, names, mark, decode_schema(mark.schema) if mark is not None else pa.schema([]))
+        return There(table, names, mark, decode_schema(mark.held) if mark is not None else pa.schema([]))
 
     def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         declared = transaction.columns(there.table)

@@ -56,7 +56,7 @@ class Tables:
         if load.whole or not there or not session.columns(marks):
             return
         for mark in marks_in(session, marks, self._db.marked(), self._place.shown):
-            known = decode_schema(mark.schema)
+            known = decode_schema(mark.held)
             for field in load.schema:
                 if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
                     continue
