@@ -226,6 +226,14 @@ class Store(Protocol):
         ...
 
 
+class Unmarked(Protocol):
+    """A Store whose rows may come without their marks: the table alone is copied, or restored."""
+
+    def unmarked(self) -> int:
+        """Rows that readers see, where there is no sign of any delivery."""
+        ...
+
+
 class Reader(Protocol):
     """Looks rows up. It sees one published generation at a time and moves on when there is a next one; values are as
     Arrow's `as_py` gives them. Threads may share it.

@@ -26,6 +26,7 @@ from gristmill.result.reading import kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
+from gristmill.stores.doubts import doubt, refuse_doubtful, refuse_mixed, untold
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
@@ -41,7 +42,6 @@ Watch = Callable[[Step, int, int], None]
 them visible; how many rows are loaded, and of how many (0: that is not known yet).
 """
 _UNKNOWN = "which rows there are this sink's cannot be told, as the claim of its first generation is lost"
-_DOUBT_WAYS = "deliver to another table, or once with mode replace, after which only this result is there"
 _UNKNOWN_WAYS = "restore _gristmill/generations/0001.json, or deliver to another place, or with mode replace"
 
 
@@ -115,38 +115,8 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
     store.check(load)
     if load.mode == "append":
         found = store.live(load.mark.sink)
-        _refuse_doubtful(delivery, found)
-        _refuse_mixed(delivery, result, found)
-
-
-def _refuse_doubtful(delivery: Delivery, found: Mark | None) -> None:
-    """Raises BadJob if rows are to be appended where those of an earlier delivery may be, or not."""
-    if found is not None and found.doubtful:
-        raise BadJob(f"deliver {delivery.shown}: {_doubt(found)}, and rows are not appended twice: {_DOUBT_WAYS}")
-
-
-def _doubt(found: Mark) -> str:
-    return (
-        f"whether the rows of generation {found.generation} (delivered at {found.at}) are there cannot be told: the "
-        "table was restored to an earlier version, or others have rewritten its files, and it has forgotten which"
-    )
-
-
-def _refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:
-    """Raises BadJob if rows are to be appended to those of a copy of the sink that went its own way, and some of the
-    result's are among these: what one of the two has read again would be there twice.
-    """
-    if found is None or result.shares(found):
-        return
-    there = found.names or tuple(map(str, found.generations))
-    if set(there).isdisjoint(result.names() if found.names else map(str, result.members)):
-        return
-    raise BadJob(
-        f"deliver {delivery.shown}: holds generation {found.generation} ({found.name}) of a copy of this sink that "
-        "went its own way (one of the two was restored from a backup?): which rows are there already cannot be told, "
-        "and rows are not appended twice: deliver to another place, or with mode replace, after which only this "
-        "result is there"
-    )
+        refuse_doubtful(delivery, result, store, found)
+        refuse_mixed(delivery, result, found)
 
 
 class Loading:
@@ -180,7 +150,7 @@ class Loading:
         """
         there = self._store.live(self._load.mark.sink)
         if self._load.mode == "append":
-            _refuse_doubtful(self._delivery, there)
+            refuse_doubtful(self._delivery, self._result, self._store, there)
         self._before = found = None if there is not None and there.doubtful else there
         self._shared = found is None or self._result.shares(found)
         self._updates = before(self._result.generation, self._load, found) if self._shared else None
@@ -315,7 +285,7 @@ class Loading:
                 raise SinkBusy(later(found, own, shown))
             return
         if own.mode == "append":
-            _refuse_mixed(self._delivery, self._result, found)
+            refuse_mixed(self._delivery, self._result, found)
         copy = f"a copy of this sink that went its own way ({found.name}; one of the two was restored from a backup?)"
         if found.generation > own.generation and not self._takes_over:
             way = "gristmill deliver --take-over (gm.deliver with take_over=True)"
@@ -517,11 +487,12 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return [f"{receipt.to}: {_UNKNOWN}: {_UNKNOWN_WAYS}"]
         if mark is None and found.body.unseen and not receipt.rows:
             return []
+        if receipt.mode == "append" and (why := doubt(Result.of(found), store, mark, receipt.to)) is not None:
+            return [why]
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
         if mark.doubtful:
-            ways = _DOUBT_WAYS if mark.mode == "append" else "gristmill deliver brings all rows of this result"
-            return [f"{receipt.to}: {_doubt(mark)}: {ways}"]
+            return [f"{receipt.to}: {untold(mark)}: gristmill deliver brings all rows of this result"]
         if mark.generation != receipt.generation:
             return [f"{receipt.to}: holds generation {mark.generation}, and {receipt.generation} was delivered last"]
         if not Result.of(found).shares(mark):

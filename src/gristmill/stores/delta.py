@@ -144,7 +144,8 @@ class Table:
             table = opened(self._place)
             if table is None:
                 return None
-            return Snapshot(_schema(table), self._marks(table), lambda s: table.transaction_version(s) or 0, table)
+            marks, new = self._marks(table), table.transaction_version(APP) is None
+            return Snapshot(_schema(table), marks, lambda s: table.transaction_version(s) or 0, table, new)
 
     def _marks(self, table: Any) -> tuple[Mark, ...]:
         if table.version() != self._marked[0]:

@@ -138,7 +138,8 @@ class Table:
             if table is None:
                 return None
             places = json.loads(table.properties.get(PLACES, "{}"))
-            return Snapshot(arrow_schema(table), self._past.marks(table), lambda s: places.get(s, 0), table)
+            marks, new = self._past.marks(table), MARKS not in table.properties
+            return Snapshot(arrow_schema(table), marks, lambda s: places.get(s, 0), table, new)
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
