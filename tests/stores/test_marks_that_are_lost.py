@@ -84,9 +84,7 @@ def test_a_table_without_its_marks(shop: shops.Shop, kind: tuple[str, str], tmp_
     before = shop.seen("scores")
     assert before is not None
     without_marks(shop, kind[1], tmp_path, list(before.values()))
-    told = (
-        r"holds 3 rows, and no mark of a delivery .* generation 1 was delivered there .*: restore the marks, "
-    )
+    told = r"holds 3 rows, and no mark of a delivery .* generation 1 was delivered there .*: restore the marks, "
     nightly = job(tmp_path, [4], on_new_files="append", deliver=[to])
     with pytest.raises(gm.BadJob, match=told):
         nightly.run()
