@@ -452,7 +452,7 @@ class TablesReader:
         mark = pointer.marks[0]
         if self._key and self._key != mark.key:
             raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        schema = decode_schema(mark.schema)
+        schema = decode_schema(mark.held)
         columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
         packed = key_bytes(keys, columns, self._place.shown)
         asked = "SELECT row FROM {t} WHERE at = ? AND bucket = ? AND key = ?"

@@ -83,9 +83,11 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     rows of this sink are there at least, with those of earlier appends (None: that was not noted), `again` how often
     the same was brought once more as rows were missing, `key` the columns that tell rows apart, `delete` whether rows
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
-    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were. `at` is for people:
-    clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest, where a store does not
-    keep them in order (0: that was not noted).
+    (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
+    those that only rows of earlier deliveries, or of others, have (empty: there are none). A `doubtful` mark may be of
+    rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks of
+    several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that was
+    not noted).
     """
 
     sink: str
@@ -104,6 +106,13 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     names: tuple[str, ...] = ()
     delete: bool = False
     index: str = ""
+    doubtful: bool = False
+    columns: str = ""
+
+    @property
+    def held(self) -> str:
+        """The schema, encoded, of all columns that rows there have."""
+        return self.columns or self.schema
 
 
 @dataclass(frozen=True)
@@ -178,7 +187,8 @@ class Store(Protocol):
         ...
 
     def live(self, sink: str) -> Mark | None:
-        """The mark of a sink's rows that readers see; None if there are none of it. Trap: rows of other sinks may be
+        """The mark of a sink's rows that readers see; None if there are none of it. A doubtful one is told as such, and
+        stays so until something of this sink is published. Trap: rows of other sinks may be
         there as well (append, upsert), each with a mark of its own.
         """
         ...
@@ -213,6 +223,14 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of what is held, such as a file's lock. The next call takes it again."""
+        ...
+
+
+class Unmarked(Protocol):
+    """A Store whose rows may come without their marks: the table alone is copied, or restored."""
+
+    def unmarked(self) -> int:
+        """Rows that readers see, where there is no sign of any delivery."""
         ...
 
 
@@ -372,7 +390,7 @@ def is_there(found: Mark | None, load: Load, shown: str) -> bool:
     sink has, or has gone, and the rows are not the whole.
     """
     wanted = load.mark
-    if found is not None and found.name == wanted.name and as_asked(found, load):
+    if found is not None and not found.doubtful and found.name == wanted.name and as_asked(found, load):
         return True
     if found == load.found:
         return False

@@ -26,6 +26,7 @@ from gristmill.result.reading import kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
+from gristmill.stores.doubts import doubt, refuse_doubtful, refuse_mixed, untold
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
@@ -113,24 +114,9 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
             )
     store.check(load)
     if load.mode == "append":
-        _refuse_mixed(delivery, result, store.live(load.mark.sink))
-
-
-def _refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:
-    """Raises BadJob if rows are to be appended to those of a copy of the sink that went its own way, and some of the
-    result's are among these: what one of the two has read again would be there twice.
-    """
-    if found is None or result.shares(found):
-        return
-    there = found.names or tuple(map(str, found.generations))
-    if set(there).isdisjoint(result.names() if found.names else map(str, result.members)):
-        return
-    raise BadJob(
-        f"deliver {delivery.shown}: holds generation {found.generation} ({found.name}) of a copy of this sink that "
-        "went its own way (one of the two was restored from a backup?): which rows are there already cannot be told, "
-        "and rows are not appended twice: deliver to another place, or with mode replace, after which only this "
-        "result is there"
-    )
+        found = store.live(load.mark.sink)
+        refuse_doubtful(delivery, result, store, found)
+        refuse_mixed(delivery, result, found)
 
 
 class Loading:
@@ -159,11 +145,16 @@ class Loading:
         self._look()
 
     def _look(self) -> Mark | None:
-        """What the store has of this sink, by which it is decided what to bring."""
-        self._before = found = self._store.live(self._load.mark.sink)
+        """What the store has of this sink, by which it is decided what to bring: all, where that is doubtful. Raises
+        BadJob for rows that are to be appended then.
+        """
+        there = self._store.live(self._load.mark.sink)
+        if self._load.mode == "append":
+            refuse_doubtful(self._delivery, self._result, self._store, there)
+        self._before = found = None if there is not None and there.doubtful else there
         self._shared = found is None or self._result.shares(found)
         self._updates = before(self._result.generation, self._load, found) if self._shared else None
-        self._load = replace(self._load, found=found)
+        self._load = replace(self._load, found=there)
         return found
 
     def wanted(self, live: Sequence[Live]) -> list[Live]:
@@ -294,7 +285,7 @@ class Loading:
                 raise SinkBusy(later(found, own, shown))
             return
         if own.mode == "append":
-            _refuse_mixed(self._delivery, self._result, found)
+            refuse_mixed(self._delivery, self._result, found)
         copy = f"a copy of this sink that went its own way ({found.name}; one of the two was restored from a backup?)"
         if found.generation > own.generation and not self._takes_over:
             way = "gristmill deliver --take-over (gm.deliver with take_over=True)"
@@ -496,8 +487,12 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return [f"{receipt.to}: {_UNKNOWN}: {_UNKNOWN_WAYS}"]
         if mark is None and found.body.unseen and not receipt.rows:
             return []
+        if receipt.mode == "append" and (why := doubt(Result.of(found), store, mark, receipt.to)) is not None:
+            return [why]
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]
+        if mark.doubtful:
+            return [f"{receipt.to}: {untold(mark)}: gristmill deliver brings all rows of this result"]
         if mark.generation != receipt.generation:
             return [f"{receipt.to}: holds generation {mark.generation}, and {receipt.generation} was delivered last"]
         if not Result.of(found).shares(mark):

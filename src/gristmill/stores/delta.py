@@ -9,7 +9,6 @@ table that is restored keeps that version, so the marks are then those of the ve
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import hashlib
 import json
 import os
@@ -38,6 +37,7 @@ from gristmill.stores.contract import (
     same_but_for_capitals,
 )
 from gristmill.stores.deltafiles import about_files, rows_among
+from gristmill.stores.deltamarks import APP, LOG, OURS, added_files, files_at, marks_of, noted_files
 from gristmill.stores.deltaparts import never_back, refuse_changed
 from gristmill.stores.deltastats import statistics
 from gristmill.stores.deltatrial import TIMES, has_times, unopened
@@ -58,9 +58,6 @@ from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.refused import without_far
 from gristmill.stores.sql import quoted
 
-APP = "gristmill"  # the application whose version says which marks hold
-OURS = "_gristmill"  # the folder of marks; Delta leaves names alone that begin with _
-LOG = "_delta_log"
 OLD = 86_400.0  # seconds after which marks that do not hold are removed: long after whoever wrote them has committed
 # What a table asks of its writers beyond naming files that hold its columns.
 _PLAIN_FEATURES = frozenset({TIMES, "appendOnly", "invariants"})
@@ -147,7 +144,8 @@ class Table:
             table = opened(self._place)
             if table is None:
                 return None
-            return Snapshot(_schema(table), self._marks(table), lambda s: table.transaction_version(s) or 0, table)
+            marks, new = self._marks(table), table.transaction_version(APP) is None
+            return Snapshot(_schema(table), marks, lambda s: table.transaction_version(s) or 0, table, new)
 
     def _marks(self, table: Any) -> tuple[Mark, ...]:
         if table.version() != self._marked[0]:
@@ -223,6 +221,8 @@ class Table:
         LOCAL.make_folder(os.path.join(self.folder(), OURS))
         LOCAL.write_over(os.path.join(self.folder(), OURS, f"{digest}.json"), body)
         times = 0 if now is None else now.committed(load.stage)
+        version = 0 if now is None else now.table.version() + 1  # the client moves on with the commit
+        before = None if now is None else now.table.transaction_version(APP)
         said = deltalake.CommitProperties(
             custom_metadata={APP: body.decode()},
             max_commit_retries=0,  # another version is looked at before this is tried again
@@ -238,8 +238,19 @@ class Table:
                 if self._moved(now):
                     return False
                 raise
+        if done:
+            self._note_files(load, digest, version, before)
         self._forget(f"{digest}.json")
         return done
+
+    def _note_files(self, load: Load, digest: str, version: int, before: int | None) -> None:
+        """Note which files a delivery has added, for the time when the log has forgotten its commit; of one that had
+        nothing to add those of the delivery before it, by its version of the application.
+        """
+        nothing = not load.mark.rows and not load.whole and before is not None
+        added = noted_files(self.folder(), f"{before:015x}") if nothing else added_files(self.folder(), version)
+        if added is not None:
+            LOCAL.write_over(files_at(self.folder(), digest), json.dumps(sorted(added)).encode())
 
     def _forget(self, held: str) -> None:
         """Remove marks that no longer hold, nor will if they are about to be committed."""
@@ -335,73 +346,6 @@ def opened(place: Place) -> Any:
         return deltalake.DeltaTable(place.path, storage_options=dict(place.options) or None)
     except TableNotFoundError:
         return None
-
-
-def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
-    """The marks that hold in the newest version. Raises StoreUnavailable if they are not to be found."""
-    version = table.transaction_version(APP)
-    if version is None:
-        return ()
-    for most in (1, 16, None):
-        for entry in (entries := table.history(most)):
-            if _marks_in(entry) is not None:
-                return _marks_named(version, table, place)
-            if entry.get("operation") == "RESTORE":
-                return _restored_marks(table, place)
-        if most is None or len(entries) < most:
-            break
-    return _marks_named(version, table, place)
-
-
-def _marks_in(entry: dict[str, Any]) -> str | None:
-    """The marks that a commit wrote."""
-    return said if isinstance(said := entry.get(APP), str) else None
-
-
-def _restored_marks(table: Any, place: Place) -> tuple[Mark, ...]:
-    """The marks that held in the version to which the table was restored."""
-    entries, at = {entry["version"]: entry for entry in table.history()}, table.version()
-    while (entry := entries.get(at)) is not None:
-        if (found := _marks_in(entry)) is not None:
-            return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in json.loads(found))
-        at = _restored_to(entry, place) if entry.get("operation") == "RESTORE" else at - 1
-    if at < 0:
-        return ()
-    before = _version(place, at)  # the log has forgotten how it came to be
-    version = before.transaction_version(APP)
-    return () if version is None else _marks_named(version, before, place)
-
-
-def _restored_to(entry: dict[str, Any], place: Place) -> int:
-    """The version that a commit restored, which it names by its number or by a time."""
-    said = entry.get("operationParameters", {})
-    if (number := said.get("version")) is not None:
-        return int(number)
-    time = said.get("datetime") or said.get("timestamp")
-    when = dt.datetime.fromtimestamp(int(time) / 1000, dt.timezone.utc) if str(time).isdigit() else str(time)
-    return int(_version(place, when).version())
-
-
-def _version(place: Place, which: Any) -> Any:
-    table = _package(place).DeltaTable(place.path, storage_options=dict(place.options) or None)
-    table.load_as_version(which)
-    return table
-
-
-def _marks_named(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
-    digest = f"{version:015x}"
-    try:
-        with open(os.path.join(place.path, OURS, f"{digest}.json"), "rb") as file:
-            found = json.load(file)
-    except FileNotFoundError:
-        said = (entry[APP] for entry in table.history() if isinstance(entry.get(APP), str))
-        found = next((json.loads(s) for s in said if hashlib.sha256(s.encode()).hexdigest()[:15] == digest), None)
-        if found is None:
-            raise StoreUnavailable(
-                f"{place.shown}: {OURS}/{digest}.json is missing there, which says what was delivered: restore it, or "
-                "deliver to another table"
-            ) from None
-    return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in found)
 
 
 def _partitions(table: Any) -> list[str]:

@@ -454,7 +454,7 @@ class FileReader:
         """Every vector is read."""
         with self._table_there() as (connection, table, mark):
             rows = connection.sql(f"SELECT * FROM {table}").to_arrow_reader(SCANNED)
-            schema = decode_schema(mark.schema) if mark is not None else rows.schema
+            schema = decode_schema(mark.held) if mark is not None else rows.schema
             column = searched(columns_in(schema), search, self._place.shown)
             near = nearest_of_all((_as_delivered(batch, mark) for batch in rows), column, search, self._place.shown)
         return dataclasses.replace(near, mark=mark)

@@ -24,6 +24,7 @@ from gristmill.job.uris import is_local, local_path
 from gristmill.process.extras import require
 from gristmill.process.startup import imported
 from gristmill.stores.contract import Key, Load, Mark, Mode, Part, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.icebergpast import AFTER, MARKS, SINK, Past, noted
 from gristmill.stores.icebergrows import emptied, rows_of
 from gristmill.stores.lake import (
     SIMPLE,
@@ -42,8 +43,7 @@ from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.refused import refuse, without_far
 from gristmill.stores.sql import quoted
 
-# Properties of a table: the marks, staging places committed, and deliveries by the latest snapshot before each.
-MARKS, PLACES, AFTER = "gristmill.marks", "gristmill.places", "gristmill.after"
+PLACES = "gristmill.places"  # the property of a table that has the staging places committed
 NO_RETRIES = {"commit.retry.num-retries": "0"}
 LISTED = 200  # keys that are asked for one by one, as many as files are pruned by; more are asked for by their range
 RESTS = "rest"  # the folder of files that an upsert has rewritten, in the staging place
@@ -98,6 +98,7 @@ class Table:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._name = named(place)
+        self._past = Past(place)
         with said(place):
             self._catalog = catalog_of(place)
 
@@ -137,7 +138,8 @@ class Table:
             if table is None:
                 return None
             places = json.loads(table.properties.get(PLACES, "{}"))
-            return Snapshot(arrow_schema(table), marks_of(table, self._place), lambda s: places.get(s, 0), table)
+            marks, new = self._past.marks(table), MARKS not in table.properties
+            return Snapshot(arrow_schema(table), marks, lambda s: places.get(s, 0), table, new)
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
@@ -222,6 +224,9 @@ class Table:
                     columns.union_by_name(pa.schema(new))
             transaction.set_properties(self._properties(now, load, marks))
             self._files(transaction, now, load, schema, files)
+            made, bodies = transaction.table_metadata, json.loads(transaction.table_metadata.properties[MARKS])
+            after = noted(None if now is None else now.table, bodies, made.snapshots)
+            transaction.set_properties({AFTER: after})
 
     def _properties(self, now: Snapshot | None, load: Load, marks: Sequence[Mark]) -> dict[str, str]:
         """The marks, and how often which staging places were committed, of those that are still there."""
@@ -229,10 +234,7 @@ class Table:
         there = {name.rpartition("_")[0] for name in LOCAL.names(self.folder())}
         places = {stage: n for stage, n in known.items() if stage in there}
         places[load.stage] = known.get(load.stage, 0) + 1
-        bodies = [json.loads(mark.dump()) for mark in marks]
-        last = [max(map(_turn, [] if now is None else now.table.metadata.snapshots), default=[]), bodies]
-        after = [*([] if now is None else _asked(now.table)), last]
-        return {MARKS: json.dumps(bodies), PLACES: json.dumps(places), AFTER: json.dumps(after)}
+        return {MARKS: json.dumps([json.loads(mark.dump()) for mark in marks]), PLACES: json.dumps(places)}
 
     def _files(
         self, transaction: Any, now: Snapshot | None, load: Load, schema: pa.Schema, files: Sequence[Datafile]
@@ -241,7 +243,7 @@ class Table:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import parquet_files_to_data_files
 
-        said_of = {"gristmill.sink": load.mark.sink, "gristmill.generation": str(load.mark.generation)}
+        said_of = {SINK: load.mark.sink, "gristmill.generation": str(load.mark.generation)}
         said_of[MARKS] = transaction.table_metadata.properties[MARKS]
         paths = [file.path for file in files]
         if now is not None and not now.table.spec().is_unpartitioned():
@@ -386,53 +388,6 @@ def loaded(catalog: Any, name: tuple[str, ...]) -> Any:
         return None
 
 
-def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
-    """The marks of what is in the current snapshot: those of the last snapshot before it that was delivered. If what
-    came before it is forgotten, those of the last delivery that did not come later. Trap: where pyiceberg expires
-    snapshots, those that came after them begin as if they were the first.
-    """
-    said_of, at = table.properties.get(MARKS, "[]"), table.metadata.current_snapshot()
-    while at is not None:
-        if _ours(at):
-            said_of = at.summary.additional_properties.get(MARKS, said_of)
-            break
-        if at.parent_snapshot_id is None:
-            said_of = json.dumps(next((marks for _, marks in _before(at, _deliveries(table))), []))
-            break
-        at = table.metadata.snapshot_by_id(at.parent_snapshot_id)
-    return tuple(Mark.load(json.dumps(one).encode(), place.shown) for one in json.loads(said_of))
-
-
-def _ours(snapshot: Any) -> bool:
-    """Whether a delivery made a snapshot, which has the marks then."""
-    return snapshot.summary is not None and "gristmill.sink" in snapshot.summary.additional_properties
-
-
-def _deliveries(table: Any) -> list[list[Any]]:
-    """The turn of the latest snapshot that was there before a delivery, and its marks, for each in order."""
-    found = json.loads(table.properties.get(AFTER, "null"))
-    if found is None or (found and isinstance(found[0], list)):
-        return found or []
-    return [[found, json.loads(table.properties.get(MARKS, "[]"))]]  # an earlier version noted the last one's turn
-
-
-def _before(snapshot: Any, deliveries: list[list[Any]]) -> list[list[Any]]:
-    """The deliveries before a snapshot, the last one first."""
-    return [one for one in reversed(deliveries) if one[0] < _turn(snapshot)]
-
-
-def _asked(table: Any) -> list[list[Any]]:
-    """The deliveries that are still the last one before a snapshot of others."""
-    deliveries = _deliveries(table)
-    lasts = [_before(at, deliveries)[:1] for at in table.metadata.snapshots if not _ours(at)]
-    return [one for one in deliveries if [one] in lasts]
-
-
-def _turn(snapshot: Any) -> list[int]:
-    """By which of two snapshots the later one is greater; tables of the first format number none."""
-    return [snapshot.sequence_number or 0, snapshot.timestamp_ms]
-
-
 def arrow_schema(table: Any) -> pa.Schema:
     """The columns as the files have them."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
@@ -461,6 +416,7 @@ class TableReader:
         self._place = place
         self._key = key
         self._name = named(place)
+        self._past = Past(place)
         with said(place):
             self._catalog = catalog_of(place)
 
@@ -470,7 +426,7 @@ class TableReader:
             table = loaded(self._catalog, self._name)
             if table is None:
                 raise BadSource(f"{place.shown}: there is no such table: deliver a result there first")
-            mark = next(iter(marks_of(table, place)), None)
+            mark = next(iter(self._past.marks(table)), None)
             schema = arrow_schema(table)
             wanted = keyed(place.shown, self._key or (mark.key if mark else ()), {f.name: f.type for f in schema})
             asked_for = asked(keys, wanted, place.shown, mark)

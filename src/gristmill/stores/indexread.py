@@ -75,7 +75,10 @@ def _footer(file: Any, place: Place, engine: Engine) -> Footer:
     file.seek(max(0, size - 16))
     end = file.read(16)
     if end[8:] != MAGIC:
-        raise BadJob(f"{place.shown}: is a file that gristmill did not write: give another path")
+        raise BadJob(
+            f"{place.shown}: is a file that gristmill did not write, or lacks its end, as one that was copied or "
+            "restored in part: give another path; if it is ours, restore it, or remove it and deliver again"
+        )
     length = int.from_bytes(end[:8], "little")
     file.seek(size - 16 - length)
     said = json.loads(file.read(length))
@@ -204,7 +207,7 @@ class FileReader:
         mark, shown = file.footer.marks[0], self._place.shown
         if self._key and self._key != mark.key:
             raise BadJob(f"{shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        schema = decode_schema(mark.schema)
+        schema = decode_schema(mark.held)
         return Open(file, mark, keyed(shown, mark.key, {f.name: f.type for f in schema}), unpacking(schema))
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[Row | None]]:

@@ -40,13 +40,15 @@ ATTEMPTS = 20  # commits that others are quicker with, one after the other, befo
 @dataclass(frozen=True)
 class Snapshot:
     """A table at one version: its columns, the marks of what is in it, that of the last delivery first, and how often
-    the files of a staging place became its own. `table` is what the format's client calls it.
+    the files of a staging place became its own. `table` is what the format's client calls it. `new` if nothing was
+    ever delivered there, as far as the format tells; a table that was restored has been.
     """
 
     schema: pa.Schema
     marks: tuple[Mark, ...]
     committed: Callable[[str], int]
     table: Any
+    new: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,11 @@ class Lake:
         if load is None:
             return self._form.count()
         return sum(file.rows for file in self._staged(load))
+
+    def unmarked(self) -> int:
+        """See Unmarked."""
+        now = self._form.now()
+        return self._form.count() if now is not None and now.new else 0
 
     # ------------------------------------------------ the atomic step
 

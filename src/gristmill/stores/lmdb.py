@@ -171,10 +171,25 @@ def opened(place: Place) -> Any:
                 time.sleep(WAIT)  # a thread has let go of it, and it is not closed yet
                 continue
             if inode == _inode(place):
+                _refuse_cut(made, place, inode)
                 _open[inode] = made
                 return made
             made.close()  # another one has got the name meanwhile, and which of them this is nobody tells
     return None
+
+
+def _refuse_cut(environment: Any, place: Place, inode: tuple[int, int]) -> None:
+    """Raises BadJob for a file that lacks pages: the kernel ends a process that reads one."""
+    wanted = (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
+    with contextlib.suppress(FileNotFoundError):
+        about = os.stat(place.path)
+        if (about.st_dev, about.st_ino) == inode and about.st_size < wanted:
+            environment.close()
+            raise BadJob(
+                f"{place.shown}: has {about.st_size:,} bytes of {wanted:,}, as a file that was copied or restored in "
+                "part: restore it, or remove it and run again, or gristmill deliver, which brings this sink's result "
+                "(others bring theirs)"
+            )
 
 
 def _inode(place: Place) -> tuple[int, int] | None:
@@ -227,7 +242,7 @@ class FileReader:
                 raise BadJob(
                     f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}"
                 )
-            schema = decode_schema(mark.schema)
+            schema = decode_schema(mark.held)
             columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
             found = self._open = Open(inode, environment, mark, columns, unpacking(schema))
         return found

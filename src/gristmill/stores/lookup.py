@@ -61,7 +61,7 @@ def asked(
 
     import pyarrow.compute as pc
 
-    schema = decode_schema(mark.schema) if mark is not None else pa.schema([])
+    schema = decode_schema(mark.held) if mark is not None else pa.schema([])
     own = {n: covering(schema.field(n).type, kind) if n in schema.names else kind for n, kind in columns.items()}
     made = {n: _held(column, storage(columns[n])) for n, column in exact(keys, own, shown, texts).items()}
     there = functools.reduce(pc.and_, (pc.is_valid(column) for column in made.values()))
@@ -189,7 +189,7 @@ def repeated(shown: str, names: Sequence[str], key: Sequence[Any], way_out: str 
 
 def delivered(found: pa.Table, mark: Mark) -> pa.Table:
     """Rows of a store with the types of the schema that they were delivered with, as far as values allow."""
-    columns, schema = {}, decode_schema(mark.schema)
+    columns, schema = {}, decode_schema(mark.held)
     for name in found.column_names:
         column = found.column(name)
         kind = schema.field(name).type if name in schema.names else column.type

@@ -63,24 +63,27 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str, *, texts: bool =
     another key, or have other columns: all rows of such a store are read by one schema. `texts`: numbers are held as
     JSON, which has 0.1 for that of either width.
     """
-    for mark in () if load.whole else marks:
+    kinds: dict[str, list[pa.DataType]] = {}
+    for mark in (beside := [] if load.whole else list(marks)):
+        for known in decode_schema(mark.held):
+            kinds.setdefault(known.name, []).append(known.type)
         if mark.key != load.key:
             raise BadJob(
                 f"{shown}: rows are found by {', '.join(mark.key)} there, and these have the key {', '.join(load.key)}"
                 ": deliver them by that key, to another place, or in place of the others (mode='replace')"
             )
-        there = {f.name: f.type for f in decode_schema(mark.schema)}
-        for field in load.schema:
-            kind = there.get(field.name)
-            if kind is None and not load.evolve:
-                raise BadJob(
-                    f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}: it "
-                    f"has {', '.join(there)}; leave it out of the result (drop=), or let the delivery add it "
-                    "(evolve=True)"
-                )
-            exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
-            exactly |= texts and pa.types.is_floating(storage(field.type))
-            if kind is not None and (kind != field.type if exactly else not alike(kind, field.type)):
+    for field in load.schema if beside else ():
+        if field.name not in kinds and not load.evolve:
+            raise BadJob(
+                f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, kinds)}: it "
+                f"has {', '.join(kinds)}; leave it out of the result (drop=), or let the delivery add it "
+                "(evolve=True)"
+            )
+        exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
+        exactly |= texts and pa.types.is_floating(storage(field.type))
+        there = kinds.get(field.name, [])
+        for kind in [k for k in there if not pa.types.is_null(k)] or there:
+            if kind != field.type if exactly else not alike(kind, field.type):
                 raise BadJob(
                     f"{shown}: column {field.name!r} is {kind} there, and {field.type} in the result: cast the values "
                     "in a step, or deliver to another place"
@@ -99,14 +102,19 @@ def alike(there: pa.DataType, own: pa.DataType) -> bool:
 
 def told(load: Load, there: Iterable[Mark]) -> Mark:
     """The load's mark, beside those of rows that stay: a column of nulls alone has the type that it has in them, by
-    which their values are read.
+    which their values are read, and columns that only they have are kept in mind.
     """
-    schema, known = decode_schema(load.mark.schema), [] if load.whole else [decode_schema(m.schema) for m in there]
+    schema, known = decode_schema(load.mark.schema), dict[str, pa.Field]()
+    for mark in () if load.whole else sorted(there, key=lambda mark: -mark.turn):
+        for field in decode_schema(mark.held):
+            if field.name not in known or pa.types.is_null(known[field.name].type):
+                known[field.name] = field
     for at, field in enumerate(schema):
-        kinds = (own.field(field.name).type for own in known if field.name in own.names)
-        if pa.types.is_null(field.type) and (kind := next((k for k in kinds if not pa.types.is_null(k)), None)):
-            schema = schema.set(at, field.with_type(kind))
-    return dataclasses.replace(load.mark, schema=encode_schema(schema))
+        if pa.types.is_null(field.type) and field.name in known:
+            schema = schema.set(at, field.with_type(known[field.name].type))
+    others = [field for name, field in known.items() if name not in schema.names]
+    columns = encode_schema(pa.schema([*schema, *others])) if others else ""
+    return dataclasses.replace(load.mark, schema=encode_schema(schema), columns=columns)
 
 
 def slices(batch: pa.RecordBatch) -> list[pa.RecordBatch]:

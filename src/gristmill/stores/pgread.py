@@ -140,7 +140,7 @@ class ServerReader:
         # Before the snapshot is taken: no other table gets this name until the transaction is over.
         session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
         mark = self._mark(session, f"{quoted(schema or schema_of(session, name))}.{quoted(MARKS)}", name)
-        return There(table, session.columns(table), mark, decode_schema(mark.schema) if mark else pa.schema([]))
+        return There(table, session.columns(table), mark, decode_schema(mark.held) if mark else pa.schema([]))
 
     def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         there, shown = self._there(session), self._place.shown

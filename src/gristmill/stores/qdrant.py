@@ -537,7 +537,7 @@ class ServerReader:
         mark = marks[0]
         if self._key and self._key != mark.key:
             raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        schema = decode_schema(mark.schema)
+        schema = decode_schema(mark.held)
         columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
         return Known(name, mark, schema, columns, config.params.vectors)
 

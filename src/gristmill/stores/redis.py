@@ -403,7 +403,7 @@ class ServerReader:
         mark = _marks(marks, self._place)[0]
         if self._key and self._key != mark.key:
             raise BadJob(f"{self._place.shown}: rows are found by {', '.join(mark.key)} there, not by {self._key[0]}")
-        schema = decode_schema(mark.schema)
+        schema = decode_schema(mark.held)
         columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
         self._known = Known(at, int(buckets), mark, columns, unpacking(schema))
         return self._known

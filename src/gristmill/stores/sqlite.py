@@ -184,11 +184,24 @@ class File:
 
     def fits(self, session: Session, load: Load) -> None:
         """Whoever may write the file may write the table, and foreign keys are not enforced. A view takes rows by its
-        triggers alone.
+        triggers alone, and a STRICT table what its columns are.
         """
         kinds = session.run(f"SELECT 1 FROM sqlite_master WHERE type = 'view' AND {_NAME}", self._place.name)
         if kinds and (load.mode != "append" or load.key or load.index or not self._triggers(session)):
             refuse_view(self._place.shown)
+        if self._strict(session):
+            for field in load.schema:
+                there = session.columns(self.target()).get(field.name, "")
+                if there.upper() == "BLOB" and (own := self.kind(field)) != "BLOB":
+                    raise BadJob(
+                        f"{self._place.shown}: column {field.name!r} is BLOB in a STRICT table, which takes none of "
+                        f"the result's {field.type}: make the column {own} there, or cast the values in a step"
+                    )
+
+    def _strict(self, session: Session) -> bool:
+        """Whether the target's columns take values of their types alone."""
+        sql = "SELECT 1 FROM pragma_table_list WHERE schema = 'main' AND name = ? COLLATE NOCASE AND strict"
+        return sqlite3.sqlite_version_info >= (3, 37) and bool(session.run(sql, self._place.name))
 
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
         created(session, self.table(load.stage), columns)
@@ -516,7 +529,7 @@ class FileReader:
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
         mark = self._mark(transaction)
-        return There(table, names, mark, decode_schema(mark.schema) if mark is not None else pa.schema([]))
+        return There(table, names, mark, decode_schema(mark.held) if mark is not None else pa.schema([]))
 
     def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         declared = transaction.columns(there.table)

@@ -20,6 +20,7 @@ from gristmill.stores.sql import (
     Database,
     Session,
     appended,
+    counted,
     created,
     extended,
     folded,
@@ -56,7 +57,7 @@ class Tables:
         if load.whole or not there or not session.columns(marks):
             return
         for mark in marks_in(session, marks, self._db.marked(), self._place.shown):
-            known = decode_schema(mark.schema)
+            known = decode_schema(mark.held)
             for field in load.schema:
                 if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
                     continue
@@ -146,6 +147,16 @@ class Tables:
         table = self._db.target() if load is None else self._db.table(load.stage)
         with self._db.session(write=False) as session:
             return int(session.run(f"SELECT count(*) FROM {table}")[0][0]) if session.columns(table) else 0
+
+    def unmarked(self) -> int:
+        """See Unmarked. Where another sink's mark is, it has replaced what there was before."""
+        with self._db.session(write=False) as session:
+            marks, target = self._db.table(MARKS), self._db.target()
+            if not session.columns(target):
+                return 0
+            if session.columns(marks) and marks_in(session, marks, self._db.marked(), self._place.shown):
+                return 0
+            return counted(session, target)
 
     # ------------------------------------------------ the atomic step
 

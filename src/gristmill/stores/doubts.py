@@ -1,0 +1,73 @@
+"""Rows that are to be appended where it cannot be told which of them are there already: none are, as no row comes
+twice.
+"""
+
+from __future__ import annotations
+
+from gristmill.commit.generation import generations
+from gristmill.errors import BadJob
+from gristmill.job.delivery import Delivery
+from gristmill.stores.contract import Mark, Store
+from gristmill.stores.receipts import path_of, receipt_at
+from gristmill.stores.results import Result
+from gristmill.stores.sql import MARKS
+
+_WAYS = "deliver to another table, or once with mode replace, after which only this result is there"
+_NOT_TWICE = "and rows are not appended twice"
+
+
+def refuse_doubtful(delivery: Delivery, result: Result, store: Store, found: Mark | None) -> None:
+    """Raises BadJob if rows are to be appended, and what was found there does not tell which ones are there."""
+    if (why := doubt(result, store, found, delivery.shown)) is not None:
+        raise BadJob(f"deliver {why}")
+
+
+def doubt(result: Result, store: Store, found: Mark | None, shown: str) -> str | None:
+    """Why it cannot be told which rows of a result were appended, by the mark that was found, and the way out; None if
+    it can be.
+    """
+    if found is None:
+        return _unmarked(result, store, shown)
+    return f"{shown}: {untold(found)}, {_NOT_TWICE}: {_WAYS}" if found.doubtful else None
+
+
+def untold(found: Mark) -> str:
+    """What is not known of a doubtful mark's rows."""
+    return (
+        f"whether the rows of generation {found.generation} (delivered at {found.at}) are there cannot be told: the "
+        "table was restored to an earlier version, or others have rewritten its files, and it has forgotten which"
+    )
+
+
+def _unmarked(result: Result, store: Store, shown: str) -> str | None:
+    """What is wrong with a table that has rows, and no sign of the deliveries to it; None if nothing is."""
+    if not hasattr(store, "unmarked"):
+        return None
+    claims = generations(result.generation.root, result.generation.files)
+    paths = [(path_of(g, shown), g.files) for g in claims if g.number in result.members and not g.lost]
+    receipts = (receipt_at(path, files) for path, files in reversed(paths))
+    last = next((receipt for receipt in receipts if receipt is not None and receipt.rows), None)
+    if last is None or not (rows := store.unmarked()):
+        return None
+    return (
+        f"{shown}: holds {rows:,} rows, and no mark of a delivery beside them (the table alone was copied or restored, "
+        f"or {MARKS} was dropped?), but generation {last.generation} was delivered there at {last.at}: which rows are "
+        f"there cannot be told, {_NOT_TWICE}: restore the marks, {_WAYS}"
+    )
+
+
+def refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:
+    """Raises BadJob if rows are to be appended to those of a copy of the sink that went its own way, and some of the
+    result's are among these: what one of the two has read again would be there twice.
+    """
+    if found is None or result.shares(found):
+        return
+    there = found.names or tuple(map(str, found.generations))
+    if set(there).isdisjoint(result.names() if found.names else map(str, result.members)):
+        return
+    raise BadJob(
+        f"deliver {delivery.shown}: holds generation {found.generation} ({found.name}) of a copy of this sink that "
+        "went its own way (one of the two was restored from a backup?): which rows are there already cannot be told, "
+        "and rows are not appended twice: deliver to another place, or with mode replace, after which only this "
+        "result is there"
+    )

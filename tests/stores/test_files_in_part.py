@@ -1,0 +1,79 @@
+"""Files of stores that were copied or restored in part, and tables that take fewer types than others."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import gristmill as gm
+
+LOOKUP = "import gristmill as gm, sys; print(gm.lookup(sys.argv[1], 'id').get(1999))"
+
+
+def same(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows as they are."""
+    return batch
+
+
+def job(folder: Path, to: gm.Delivery) -> gm.Job:
+    """Rows with a vector and a text."""
+    ids = range(2000)
+    vectors = pa.array([[float(i), 1.0] for i in ids], pa.list_(pa.float32(), 2))
+    rows = pa.table({"id": list(ids), "v": vectors, "text": [f"text {i}" for i in ids]})
+    model = gm.model(same, batch_format="arrow")
+    return gm.Job(rows, model, gm.sink(str(folder / "out")), workers=0, deliver=[to])
+
+
+@pytest.mark.parametrize(
+    ("store", "told"),
+    [
+        (
+            "lmdb",
+            r"has [\d,]+ bytes of [\d,]+, as a file that was copied or restored in part: restore it, or remove it",
+        ),
+        ("usearch", "or lacks its end, as one that was copied or restored in part: .* remove it and deliver again"),
+        ("faiss", "or lacks its end, as one that was copied or restored in part: .* remove it and deliver again"),
+    ],
+)
+@pytest.mark.parametrize("left", [0.1, 0.9])
+@pytest.mark.few(3)
+def test_a_file_of_which_a_part_is_left(store: str, told: str, left: float, tmp_path: Path) -> None:
+    """A lookup and the next delivery tell it, and the way out, and no process ends by a signal; without the file all is
+    brought again.
+    """
+    made, path = gm.to(f"{store}://{tmp_path}/s", key="id"), tmp_path / "s"
+    job(tmp_path, made).run()
+    os.truncate(path, int(path.stat().st_size * left))
+    looked = subprocess.run([sys.executable, "-c", LOOKUP, made.to], capture_output=True, text=True, check=False)
+    assert looked.returncode == 1 and "copied or restored" in looked.stderr
+    for _ in range(2):
+        with pytest.raises(gm.BadJob, match=told):
+            job(tmp_path, made).run(restart=True)
+    path.unlink()
+    gm.deliver(str(tmp_path / "out"), made)
+    with gm.lookup(made, "id") as lookup:
+        assert lookup.get(1999)["text"] == "text 1999"
+
+
+@pytest.mark.parametrize("mode", ["replace", "append", "upsert"])
+@pytest.mark.few(1)
+def test_a_strict_table_of_sqlite(mode: str, tmp_path: Path) -> None:
+    """A column of bytes there takes no text, which is told before anything is scored; one of texts does."""
+    to = gm.to(f"sqlite://{tmp_path}/s.sqlite#scores", mode=mode, key="id")
+    for kind in ("BLOB", "TEXT"):
+        with closing(sqlite3.connect(tmp_path / "s.sqlite")) as db, db:
+            db.execute("DROP TABLE IF EXISTS scores")
+            db.execute(f"CREATE TABLE scores (id INTEGER, v BLOB, text {kind}) STRICT")
+        if kind == "BLOB":
+            with pytest.raises(gm.BadJob, match=r"'text' is BLOB in a STRICT table, .*: make the column TEXT there"):
+                job(tmp_path, to).run()
+            assert gm.status(str(tmp_path / "out")).get("rows") is None
+        else:
+            assert job(tmp_path, to).run().deliveries[0].rows == 2000
