@@ -317,6 +317,7 @@ class Collections:
 
     def _merged(self, load: Load, staged: str, before: str) -> str:
         """The published points and the staged ones together, in a collection of their own."""
+        self.check(load)  # what is there may be of others by now
         name = f"{staged}_{secrets.token_hex(4)}{MERGED}"
         self._create(load, name)
         for source in (before, staged):
