@@ -83,6 +83,21 @@ def test_by_the_words_of_postgres(text: str, away: bool) -> None:
     assert says_away(text) is away
 
 
+@pytest.mark.parametrize(
+    ("text", "away"),
+    [
+        ("BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", True),
+        ("command not allowed when used memory > 'maxmemory'.", True),
+        ("Link with MASTER is down and replica-serve-stale-data is set to 'no'.", True),
+        ("WRONGTYPE Operation against a key holding the wrong kind of value", False),
+        ("invalid username-password pair or user is disabled.", False),
+    ],
+)
+def test_by_the_words_of_redis(text: str, away: bool) -> None:
+    """What it does now, or has no memory for, it does later."""
+    assert says_away(text) is away
+
+
 @pytest.mark.parametrize("name", ["t", "unreachable_hosts", "timed out"])
 @pytest.mark.parametrize("store", ["sqlite", "duckdb"])
 def test_what_is_no_database_is_so_whatever_its_tables_are_called(store: str, name: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ _WORDS = re.compile(
     r"connection refused|timed out|timeout expired|connection timeout|failed to resolve|name resolution|"
     r"name or service not known|unreachable|no route to host|connection reset|closed the connection unexpectedly|"
     r"failed: no such file or directory|starting up|shutting down|not yet accepting|recovery mode|too many (clients|"
-    r"connections)|connection slots",
+    r"connections)|connection slots|redis is busy|used memory > 'maxmemory'|link with master is down",
     re.IGNORECASE,
 )
 _LOADING = "BusyLoadingError"  # Redis, while it reads its file

@@ -65,19 +65,19 @@ class Built:
         about, shown = self._about(load), self._place.shown
         check_packed(load.schema, load.key, shown)
         there = footer(self._place, self._engine)
-        if (
-            there is not None
-            and not load.whole
-            and (there.about.column, there.about.width)
-            != (
-                about.column,
-                about.width,
-            )
-        ):
+        if there is None or load.whole:
+            return
+        if (there.about.column, there.about.width) != (about.column, about.width):
             raise BadJob(
                 f"{shown}: has vectors of {there.about.width} numbers in column {there.about.column!r}, to which those "
                 f"of {about.column!r} ({about.width}) cannot be added: replace them (mode='replace'), or give another "
                 "path"
+            )
+        if there.about.metric != about.metric and any(mark.sink != load.mark.sink for mark in there.marks):
+            raise BadJob(
+                f"{shown}: is an index by {there.about.metric} with rows of other sinks, and would become one by "
+                f"{about.metric}: deliver with index={{{about.column!r}: {{'metric': {there.about.metric!r}}}}}, "
+                "replace them (mode='replace'), or give another path"
             )
 
     def _about(self, load: Load) -> Indexed:

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
+from gristmill.process.locks import locked_folder
 from gristmill.process.pool import Pool
-from gristmill.stores.contract import Load, Mark, Part, Place, in_staging, is_there, refuse_gone
+from gristmill.stores.contract import Load, Mark, Overtaken, Part, Place, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import check_beside, slices, told
 
@@ -132,15 +133,31 @@ class OneFile:
             self._gate.release()
 
     def _replace(self, load: Load) -> None:
-        refuse_gone(load, self.staged(load).values(), self._place.shown)
         folder = self._place_of(load.stage)
         os.makedirs(folder, exist_ok=True)
-        made = os.path.join(folder, "new")
+        with locked_folder(folder) as ours:
+            if not ours:  # somebody is removing it
+                raise Overtaken(self._gone())
+            self._put(load, os.path.join(folder, "new"))
+
+    def _gone(self) -> str:
+        return f"{self._place.shown}: what was staged is not there any more: run again"
+
+    def _put(self, load: Load, made: str) -> None:
+        """Give the name to a new file, of the runs that are there now: nobody removes them meanwhile."""
+        runs = {path: held[1] for path in self._runs(load).values() if (held := _held(path)) is not None}
+        refuse_gone(load, runs.values(), self._place.shown)
+        self._form.check(load)  # what is there may be of others by now
         there = self._form.published()[0]
         check_beside(load, there, self._place.shown)
         others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
         marks = json.dumps([json.loads(mark.dump()) for mark in (told(load, there), *others)]).encode()
-        rows = self._form.build(made, load, list(self._runs(load).values()), marks)
+        try:
+            rows = self._form.build(made, load, list(runs), marks)
+        except Exception as e:
+            if all(map(os.path.exists, runs)):
+                raise
+            raise Overtaken(self._gone()) from e  # removed by somebody who does not look whether it is used
         if load.whole and rows != load.mark.rows:
             raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")
         LOCAL.settle([made])
@@ -151,7 +168,9 @@ class OneFile:
         kept = None if this else os.path.basename(self._place_of(load.stage))
         for name in os.listdir(self._folder):
             if name.startswith(f".{self._name}.{load.places}") and name != kept:
-                LOCAL.remove_folder(os.path.join(self._folder, name))
+                with locked_folder(folder := os.path.join(self._folder, name)) as free:
+                    if free:  # otherwise a file is being made of what is there: who does that removes it afterwards
+                        LOCAL.remove_folder(folder)
 
     def close(self) -> None:
         self._gate.release()

@@ -1,11 +1,13 @@
 """Qdrant: a collection a generation, and an alias, which is the name that applications use, set to it in one step.
 
 What a collection is, is in its own metadata: the parts that it has, the marks of its sinks, and, once another is about
-to take its place, that it is replaced. Points have ids by their keys, so that bringing a part twice is the same.
+to take its place, that it is replaced, or that it is going. Points have ids by their keys, so that bringing a part
+twice is the same.
 
 Setting an alias asks for nothing, but renaming one fails if it is not there, and then what follows in the same request
 is not done (`update_aliases` in Qdrant's collection_meta_ops.rs). So the collection that is published has a second
-alias, its turn, which whoever sets the name to another one renames first: of two who do so one is too late.
+alias, its turn, which whoever sets the name to another one renames first: of two who do so one is too late. So does
+whoever removes a collection that might be published: those who looked at it before it was going have to look again.
 """
 
 from __future__ import annotations
@@ -14,12 +16,10 @@ import contextlib
 import hashlib
 import json
 import secrets
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
-from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
@@ -27,8 +27,7 @@ from gristmill.arrow.casts import clothed, stored
 from gristmill.arrow.schemas import plain, storage
 from gristmill.arrow.topython import from_plain, to_plain
 from gristmill.commit.generation import decode_schema
-from gristmill.errors import BadJob, BadSource, RunFailed
-from gristmill.process.extras import require
+from gristmill.errors import BadJob, BadSource
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_lines
 from gristmill.stores.contract import (
@@ -51,20 +50,32 @@ from gristmill.stores.contract import (
     refuse_ours,
 )
 from gristmill.stores.lookup import keyed
-from gristmill.stores.onefile import marks_of
 from gristmill.stores.packing import check_beside, check_packed, key_bytes, packed_keys, told
+from gristmill.stores.qdrantcalls import (
+    TURN,
+    Client,
+    Gone,
+    about_of,
+    aliases_of,
+    marks_in,
+    next_turn,
+    published,
+    setting,
+    target_of,
+    turn_in,
+    turns,
+)
 from gristmill.stores.refused import AS_TEXT, refuse_endless, refuse_far
 from gristmill.stores.vectors import Indexed, indexed, searched
 from gristmill.values import dataclass
 
 AT_ONCE = 256  # points a request: some megabytes of JSON, where a server takes 32
-TIMEOUT = 60  # seconds for an answer
 PATIENCE = 600.0  # seconds to wait until a server has indexed what was loaded
 GRACE = 1.0  # seconds for which what is replaced stays, for searches that have begun
 EXPANSION = 128  # candidates that a search looks at
 _METRICS: dict[Metric, str] = {"cosine": "Cosine", "l2": "Euclid", "ip": "Dot"}
 MERGED = "_m"  # how a collection's name ends that has rows of several sinks
-TURN = "_turn"  # how the second alias of what is published ends
+GOING = "going"  # in the metadata of a collection that is not to be published any more
 ATTEMPTS = 20  # deliveries of others that are quicker, one after the other, before it is given up
 _FORMAT = {"_gristmill": 1}  # in a collection's metadata: a server that is too old does not keep it
 T = TypeVar("T")
@@ -95,111 +106,6 @@ class Qdrant:
 
 
 _: type[StoreKind] = Qdrant  # for mypy
-
-
-# ---------------------------------------------------------------- the client
-
-_local: dict[str, tuple[Any, int]] = {}  # folders that are open in this process, and by how many
-_opening = threading.RLock()  # of folders; their client is of one thread at a time
-
-
-class Client:
-    """The library's client, opened when it is used."""
-
-    def __init__(self, place: Place) -> None:
-        require("qdrant_client", "qdrant", place.shown)
-        if not place.name:
-            raise BadJob(f"{place.shown}: name a collection: {place.shown.partition('#')[0]}#passages")
-        self._place = place
-        self._about = urlsplit(place.uri)
-        self._client: Any = None
-        self._lock: Any = contextlib.nullcontext() if self.remote else _opening
-
-    @property
-    def remote(self) -> bool:
-        """Whether it is a server."""
-        return bool(self._about.hostname)
-
-    def call(self, name: str, *values: Any, **options: Any) -> Any:
-        """A call of the client. Raises StoreUnavailable, and Gone for a collection that is not there."""
-        from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
-
-        try:
-            with self._lock:
-                if self._client is None:
-                    self._client = self._server() if self.remote else self._folder()
-                return getattr(self._client, name)(*values, **options)
-        except UnexpectedResponse as e:
-            if e.status_code == 404:
-                raise Gone(self._place.shown) from e
-            raise StoreUnavailable(f"{self._place.shown}: Qdrant says: {self._place.words(e)}") from e
-        except (ApiException, ResponseHandlingException) as e:
-            raise StoreUnavailable(f"{self._place.shown}: cannot be reached: {self._place.words(e)}") from e
-        except (ValueError, RuntimeError) as e:
-            if not self.remote and ("not found" in str(e) or str(e).startswith("Alias ")):
-                raise Gone(self._place.shown) from e
-            raise StoreUnavailable(f"{self._place.shown}: Qdrant says: {self._place.words(e)}") from e
-
-    def _server(self) -> Any:
-        from qdrant_client import QdrantClient
-
-        said = {"timeout": TIMEOUT, **dict(parse_qsl(self._about.query)), **self._place.options}
-        secure = self._about.scheme == "qdrants"
-        given = {"host": self._about.hostname, "port": self._about.port or 6333, "https": secure}
-        if self._about.path.strip("/"):
-            given["prefix"] = self._about.path.strip("/")
-        return QdrantClient(**given, **said, check_compatibility=False)
-
-    def _folder(self) -> Any:
-        from qdrant_client import QdrantClient
-
-        path = self._place.path
-        client, users = _local.get(path) or (QdrantClient(path=path, force_disable_check_same_thread=True), 0)
-        _local[path] = client, users + 1
-        return client
-
-    def close(self) -> None:
-        with self._lock:
-            client, self._client = self._client, None
-            if client is None:
-                return
-            if not self.remote:
-                _, users = _local.pop(self._place.path)
-                if users > 1:
-                    _local[self._place.path] = client, users - 1
-                    return
-            client.close()
-
-
-class Gone(RunFailed):
-    """A collection that is not there, or no longer."""
-
-
-def _aliases(client: Client) -> dict[str, str]:
-    """All aliases, and the collections that they are set to."""
-    return {found.alias_name: found.collection_name for found in client.call("get_aliases").aliases}
-
-
-def _target(client: Client, alias: str) -> str | None:
-    """The collection that an alias is set to."""
-    return _aliases(client).get(alias)
-
-
-def _published(client: Client, alias: str) -> tuple[str | None, Any]:
-    """The same, and how it is made: of one that was replaced and removed meanwhile, the next one."""
-    while (there := _target(client, alias)) is not None:
-        with contextlib.suppress(Gone):
-            return there, client.call("get_collection", there).config
-    return None, None
-
-
-def _about(client: Client, collection: str) -> dict[str, Any]:
-    """The metadata of a collection."""
-    return client.call("get_collection", collection).config.metadata or {}
-
-
-def _marks(about: Mapping[str, Any], shown: str) -> list[Mark]:
-    return marks_of(about["marks"].encode(), shown) if "marks" in about else []
 
 
 # ---------------------------------------------------------------- delivering
@@ -236,9 +142,9 @@ class Collections:
                 f"{shown}: {load.target!r} is a collection, and the name has to be an alias, which is set to a new "
                 "collection by each delivery: give another name"
             )
-        config = None if load.whole else _published(self._client, load.target)[1]
+        config = None if load.whole else published(self._client, load.target)[1]
         if config is not None:
-            check_beside(load, _marks(config.metadata or {}, shown), shown, texts=True)
+            check_beside(load, marks_in(config.metadata or {}, shown), shown, texts=True)
             found = config.params.vectors
             own = {name: (vector.size, vector.distance.value) for name, vector in found.items()}
             if own != {about.column: (about.width, _METRICS[about.metric])}:
@@ -255,8 +161,8 @@ class Collections:
 
     def _live(self) -> tuple[str | None, list[Mark]]:
         """The collection that is published, and its marks."""
-        there, config = _published(self._client, self._place.name)
-        return there, [] if there is None else _marks(config.metadata or {}, self._place.shown)
+        there, config = published(self._client, self._place.name)
+        return there, [] if there is None else marks_in(config.metadata or {}, self._place.shown)
 
     # ------------------------------------------------ staging
 
@@ -264,12 +170,12 @@ class Collections:
         """The collection in which this generation is being staged, and its metadata. One that was published is none,
         and no other has its name, so that whoever removes it once it is replaced removes nothing else.
         """
-        live = _target(self._client, load.target)
+        live = target_of(self._client, load.target)
         for name in sorted(self.names()):
             if name.startswith(f"{load.stage}_") and not name.endswith(MERGED) and name != live:
                 with contextlib.suppress(Gone):
-                    about = _about(self._client, name)
-                    if "replaced" not in about:
+                    about = about_of(self._client, name)
+                    if "replaced" not in about and GOING not in about:
                         return name, about
         return None, {}
 
@@ -306,7 +212,7 @@ class Collections:
         )
         said = {**_FORMAT, "target": load.target, "column": about.column}
         self._client.call("create_collection", name, vectors_config={about.column: params}, metadata=said)
-        if "_gristmill" not in _about(self._client, name):
+        if "_gristmill" not in about_of(self._client, name):
             raise StoreUnavailable(
                 f"{self._place.shown}: the server keeps no metadata of collections: Qdrant 1.16 does"
             )
@@ -368,6 +274,8 @@ class Collections:
         said = json.dumps([json.loads(mark.dump()) for mark in (told(load, there), *others)])
         self._client.call("update_collection", at, metadata={"marks": said})
         self._indexed(at)
+        if GOING in about_of(self._client, at):  # after its turn was looked at: see `_goes`
+            return False
         if before is not None:
             self._client.call("update_collection", before, metadata={"replaced": at})
         if done := self._switched(load, turn, at):
@@ -380,29 +288,36 @@ class Collections:
         """The alias that is renamed by who takes the place of a collection; None if that is not published any more.
         What an earlier version published has none yet, and the first result of all takes the place of none.
         """
-        digest = hashlib.sha256(load.target.encode()).hexdigest()[:10]
-        turn = f"gm_{digest}_first{TURN}" if before is None else f"{before}{TURN}"
-        if turn not in _aliases(self._client):
-            self._client.call("update_collection_aliases", _set(turn, before or staged))
-        if _target(self._client, load.target) == before:
+        there = aliases_of(self._client)
+        if there.get(load.target) != before:
+            return None
+        if (found := turn_in(there, load.target, before)) is not None:
+            return found
+        turn = turns(load.target, before)
+        self._client.call("update_collection_aliases", setting(turn, before or staged))
+        if target_of(self._client, load.target) == before:
             return turn
-        self._client.call("update_collection_aliases", _set(turn, before or staged)[:1])
+        self._client.call("update_collection_aliases", setting(turn, before or staged)[:1])
         return None
 
     def _switched(self, load: Load, turn: str, at: str) -> bool:
         """The step. False if another one has taken its turn."""
+        return self._renamed(turn, f"{at}{TURN}", *setting(f"{at}{TURN}", at), *setting(load.target, at))
+
+    def _renamed(self, alias: str, to: str, *then: Any) -> bool:
+        """Rename an alias, and do what follows. False if there is none of that name: then nothing is done."""
         from qdrant_client import models
 
-        taken = models.RenameAlias(old_alias_name=turn, new_alias_name=f"{at}{TURN}")
-        asked = [models.RenameAliasOperation(rename_alias=taken), *_set(f"{at}{TURN}", at), *_set(load.target, at)]
+        renamed = models.RenameAlias(old_alias_name=alias, new_alias_name=to)
         try:
-            self._client.call("update_collection_aliases", asked)
+            self._client.call("update_collection_aliases", [models.RenameAliasOperation(rename_alias=renamed), *then])
         except Gone:
             return False
         return True
 
     def _merged(self, load: Load, staged: str, before: str) -> str:
         """The published points and the staged ones together, in a collection of their own."""
+        self.check(load)  # what is there may be of others by now
         name = f"{staged}_{secrets.token_hex(4)}{MERGED}"
         self._create(load, name)
         for source in (before, staged):
@@ -429,18 +344,36 @@ class Collections:
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         for name in self.names():
-            if not name.startswith("gm_") or name == _target(self._client, load.target):
+            if not name.startswith("gm_") or name == target_of(self._client, load.target):
                 continue
             try:
-                about = _about(self._client, name)
+                about = about_of(self._client, name)
             except Gone:  # others remove what is replaced, too
                 continue
             if about.get("target") != load.target:
                 continue
+            ours = name.startswith(load.places) and (this or not name.startswith(load.stage))
             if "replaced" in about and self._client.remote:
                 time.sleep(GRACE)
-            if "replaced" in about or (name.startswith(load.places) and (this or not name.startswith(load.stage))):
+            if "replaced" in about or (ours and self._goes(load, name)):
                 self._client.call("delete_collection", name)
+
+    def _goes(self, load: Load, name: str) -> bool:
+        """Whether a collection that was never published never is, from now on. False if it became that just now. Who
+        looked at it before it said that it is going has a turn that is none any more; who looks now sees that.
+        """
+        try:
+            self._client.call("update_collection", name, metadata={GOING: True})
+        except Gone:
+            return False
+        while True:
+            there = aliases_of(self._client)
+            live = there.get(load.target)
+            if live == name:
+                return False
+            turn = turn_in(there, load.target, live)
+            if turn is None or self._renamed(turn, next_turn(turn)):
+                return True
 
     def close(self) -> None:
         self._client.close()
@@ -452,14 +385,6 @@ def _texts(rows: pa.Table) -> pa.Table:
         if pa.types.is_decimal(storage(field.type)):
             rows = rows.set_column(at, field.name, stored(rows.column(at)).cast(pa.string()))
     return rows
-
-
-def _set(alias: str, to: str) -> list[Any]:
-    """What sets an alias to a collection."""
-    from qdrant_client import models
-
-    made = models.CreateAliasOperation(create_alias=models.CreateAlias(collection_name=to, alias_name=alias))
-    return [models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias)), made]
 
 
 def _integers(schema: pa.Schema, key: Sequence[str]) -> bool:
@@ -518,7 +443,7 @@ class ServerReader:
                 self._known = None
 
     def _now(self) -> Known:
-        there = _target(self._client, self._place.name)
+        there = target_of(self._client, self._place.name)
         if there is None:
             raise BadSource(f"{self._place.shown}: nothing is published there: deliver a result there first")
         known = self._known
@@ -531,7 +456,7 @@ class ServerReader:
         return known
 
     def _read(self, name: str, config: Any) -> Known:
-        marks = _marks(config.metadata or {}, self._place.shown)
+        marks = marks_in(config.metadata or {}, self._place.shown)
         if not marks:
             raise BadJob(f"{self._place.shown}: is an alias of a collection that gristmill did not write: {name}")
         mark = marks[0]

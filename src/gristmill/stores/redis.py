@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import secrets
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
@@ -31,6 +31,7 @@ from gristmill.stores.contract import (
     Load,
     Mark,
     Mode,
+    Overtaken,
     Part,
     Place,
     Reader,
@@ -47,20 +48,18 @@ from gristmill.stores.packing import (
     check_packed,
     crc32s,
     gathered,
-    joined,
     key_bytes,
     packed_keys,
     packed_rows,
     told,
     unpacking,
 )
+from gristmill.stores.redishashes import AT_ONCE, Hashes, number_for
 from gristmill.stores.refused import AS_TEXT, refuse_far
 from gristmill.values import dataclass
 
-BUCKET = 100  # rows a hash: under 128, the server keeps it as one compact block
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
 GRACE = 60  # seconds that the rows of an earlier generation stay, for readers of others that do not use the script
-AT_ONCE = 1000  # commands that are sent before their replies are read
 ASKED = 5000  # keys a call of the script
 TIMEOUT = 30  # seconds to wait for the server
 
@@ -77,18 +76,35 @@ for i = 1, #asked, 2 do
 end
 return {at, cmsgpack.pack(out)}
 """
-# KEYS: the pointer, the places. ARGV: where it points now (or ''), where it is to, buckets, marks, the place.
+# KEYS: the pointer, the places, the parts that are staged. ARGV: where it points now (or ''), where it is to, how many
+# hashes there are, marks, the place whose rows were staged, the one that is published (the same, or one that has those
+# rows among others), and how many hashes the first has.
 _SWITCH = """
 if (redis.call('HGET', KEYS[1], 'at') or '') ~= ARGV[1] then return 0 end
+for n = 5, 6 do
+  local state = string.match(redis.call('HGET', KEYS[2], ARGV[n]) or '', '^%a+')
+  if state ~= 'staging' and state ~= 'merging' then return 0 end
+end
 redis.call('HSET', KEYS[1], 'at', ARGV[2], 'buckets', ARGV[3], 'marks', ARGV[4])
-redis.call('HSET', KEYS[2], ARGV[5], 'live')
+redis.call('HSET', KEYS[2], ARGV[5], 'void ' .. ARGV[7], ARGV[6], 'live ' .. ARGV[3])
+redis.call('UNLINK', KEYS[3])
 return 1
 """
-# KEYS: a hash, and the one that is to have its rows, too.
-_MERGE = """
-local rows = redis.call('HGETALL', KEYS[1])
-for i = 1, #rows, 2 do redis.call('HSET', KEYS[2], rows[i], rows[i + 1]) end
-return #rows / 2
+# KEYS: the pointer, the places. ARGV: a place, and what the names of its keys begin with. Nothing, if it is published
+# or not there; otherwise nobody publishes it any more: returns what it is from now on, and how many hashes it has.
+_GOING = """
+local at = redis.call('HGET', KEYS[1], 'at') or ''
+local state, number = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%a+) ?(%d*)$')
+if not state or string.sub(at, 1, #ARGV[2]) == ARGV[2] then return {} end
+state = (state == 'live' or state == 'going') and 'going' or 'void'
+redis.call('HSET', KEYS[2], ARGV[1], state .. ' ' .. number)
+return {state, number}
+"""
+# KEYS: the places, the parts of one of them. ARGV: the place; parts and their rows. Notes them, unless it is going.
+_STAGED = """
+if string.match(redis.call('HGET', KEYS[1], ARGV[1]) or '', '^%a+') ~= 'staging' then return 0 end
+for n = 2, #ARGV, 2 do redis.call('HSET', KEYS[2], ARGV[n], ARGV[n + 1]) end
+return 1
 """
 
 
@@ -155,7 +171,18 @@ class Server:
                     f"{self._place.shown}: is a key that gristmill did not write, and deliveries would write into it: "
                     "give another prefix"
                 )
+            self._refuse_theirs(f"{self._prefix}:stages")
         check_beside(load, _marks(marks, self._place), self._place.shown)
+
+    def _refuse_theirs(self, stages: str) -> None:
+        """Raises BadJob for a key of somebody else where places are noted."""
+        kind = self._client.type(stages)
+        known = kind == b"none" or (kind == b"hash" and all(_is_ours(repr(n)[2:]) for n in self._client.hkeys(stages)))
+        if not known:
+            raise BadJob(
+                f"{self._place.shown}: {stages!r} is a key that gristmill did not write, and deliveries note "
+                "there what they stage: give another prefix"
+            )
 
     def live(self, sink: str) -> Mark | None:
         with _said(self._place):
@@ -168,162 +195,145 @@ class Server:
     def _at(self, place: str, part: str = "r") -> str:
         return f"{self._prefix}:{place}:{part}"
 
-    def _places(self) -> dict[str, str]:
-        """All places, and whether rows are being staged there, are or were live, or are going."""
-        found = self._client.hgetall(f"{self._prefix}:stages")
-        return {name.decode(): state.decode() for name, state in found.items()}
-
-    def _begun(self, load: Load) -> str | None:
-        """The place in which this generation's rows are being staged; None if there is none."""
-        ours = (n for n, state in self._places().items() if state == "staging" and n.partition(".")[0] == load.stage)
-        return min((name for name in ours if "." in name), default=None)
-
-    def _begin(self, load: Load) -> tuple[str, int]:
-        """The place of this generation's rows, and how many hashes they are in. An upsert has as many as the rows that
-        it is merged with.
+    def _places(self) -> dict[str, tuple[str, str]]:
+        """What is noted of each place: whether rows are being staged or merged there, are or were live, or are going
+        (void: they never were live); and how many hashes it has, which an earlier version did not note.
         """
-        place = self._begun(load)
-        if place is None:
-            place = f"{load.stage}.{secrets.token_hex(4)}"
-            self._client.hset(f"{self._prefix}:stages", place, "staging")
-        found = self._client.hget(self._at(place, "about"), "buckets")
+        found = self._client.hgetall(f"{self._prefix}:stages")
+        told = {name.decode(): state.decode().partition(" ") for name, state in found.items()}
+        return {name: (state, number) for name, (state, _, number) in told.items() if _is_ours(name)}
+
+    def _begun(self, load: Load) -> There | None:
+        """The place in which this generation's rows are being staged; None if there is none."""
+        ours = (
+            (name, number)
+            for name, (state, number) in self._places().items()
+            if state == "staging" and number and name.partition(".")[0] == load.stage
+        )
+        return next((self._there(name, int(number)) for name, number in sorted(ours)), None)
+
+    def _there(self, name: str, number: int) -> There:
+        return There(name, Hashes(self._client, self._at(name), number))
+
+    def _begin(self, load: Load) -> There:
+        """The same, named if there is none. An upsert has as many hashes as it will be merged to."""
+        found = self._begun(load)
         if found is None:
-            base = None if load.whole else self._client.hget(self._prefix, "buckets")
-            count = int(base) if base else max(1, -(-(load.mark.rows or UNKNOWN) // BUCKET))
-            self._client.hsetnx(self._at(place, "about"), "buckets", count)
-            found = self._client.hget(self._at(place, "about"), "buckets")
-        return place, int(found)
+            rows, base = load.mark.rows or UNKNOWN, None if load.whole else self._live()
+            found = self._named(load, "staging", number_for(rows) if base is None else base.fitting(rows))
+        return found
+
+    def _named(self, load: Load, state: str, number: int) -> There:
+        """A new place."""
+        name = f"{load.stage}.{secrets.token_hex(4)}"
+        self._client.hset(f"{self._prefix}:stages", name, f"{state} {number}")
+        return self._there(name, number)
+
+    def _live(self) -> Hashes | None:
+        """What readers see."""
+        at, number = self._client.hmget(self._prefix, "at", "buckets")
+        return None if at is None else Hashes(self._client, at.decode(), int(number))
 
     def staged(self, load: Load) -> Mapping[str, int]:
         with _said(self._place):
-            place = self._begun(load)
-            found = {} if place is None else self._client.hgetall(self._at(place, "parts"))
+            there = self._begun(load)
+            found = {} if there is None else self._client.hgetall(self._at(there.name, "parts"))
         return {part.decode(): int(rows) for part, rows in found.items()}
 
     def stage(self, load: Load, parts: Sequence[Part]) -> None:
         with _said(self._place):
-            place, buckets = self._begin(load)
-            there = self._client.hkeys(self._at(place, "parts"))
-            new = [part for part in parts if part.id.encode() not in there]
+            there = self._begin(load)
+            known = self._client.hkeys(self._at(there.name, "parts"))
+            new = [part for part in parts if part.id.encode() not in known]
             # The more rows at once, the fewer commands: each is about one hash.
             for piece in gathered(batch for part in new for batch in part.batches()):
                 refuse_far(piece, self._place.shown, AS_TEXT)
-                self._send(commands(piece, load.key, self._at(place), buckets))
-            if new:
-                self._client.hset(self._at(place, "parts"), mapping={part.id: part.rows for part in new})
-
-    def _send(self, data: pa.Array) -> None:
-        """Send commands, some at a time, and read their replies."""
-        connection = self._client.connection_pool.get_connection()
-        _, edges, text = data.buffers()
-        starts = np.frombuffer(edges, np.int32)[data.offset : data.offset + len(data) + 1].tolist()
-        try:
-            for first in range(0, len(data), AT_ONCE):
-                last = min(first + AT_ONCE, len(data))
-                connection.send_packed_command([memoryview(text)[starts[first] : starts[last]]])
-                for _ in range(first, last):
-                    connection.read_response()
-        except BaseException:
-            connection.disconnect()  # with replies that nobody will read
-            raise
-        finally:
-            self._client.connection_pool.release(connection)
+                there.hashes.put(packed_keys([piece.column(name) for name in load.key]), packed_rows(piece))
+            keys = [f"{self._prefix}:stages", self._at(there.name, "parts")]
+            said = [text for part in new for text in (part.id, part.rows)]
+            if not self._client.eval(_STAGED, 2, *keys, there.name, *said):
+                there.hashes.unlink()  # what came after others had removed it
+                raise Overtaken(f"{self._place.shown}: what was being staged is not there any more: run again")
 
     def count(self, load: Load | None) -> int:
         with _said(self._place):
-            if load is not None:
-                place, buckets = self._begin(load)
-                return self._rows(self._at(place), buckets)
-            at, buckets = self._client.hmget(self._prefix, "at", "buckets")
-            return 0 if at is None else self._rows(at.decode(), int(buckets))
-
-    def _rows(self, at: str, buckets: int) -> int:
-        return sum(sum(found) for found in self._each("HLEN", at, buckets))
-
-    def _each(self, command: str, at: str, buckets: int, *more: Any) -> Iterator[list[Any]]:
-        """The replies to a command about each hash of a generation."""
-        for first in range(0, buckets, AT_ONCE):
-            with self._client.pipeline(transaction=False) as pipeline:
-                for bucket in range(first, min(first + AT_ONCE, buckets)):
-                    pipeline.execute_command(command, f"{at}:{bucket}", *more)
-                yield pipeline.execute()
+            hashes = self._live() if load is None else self._begin(load).hashes
+            return 0 if hashes is None else hashes.rows()
 
     # ------------------------------------------------ the atomic step
 
     def publish(self, load: Load) -> None:
         with _said(self._place):
-            while True:
-                before, of, marks = self._client.hmget(self._prefix, "at", "buckets", "marks")
-                there = _marks(marks, self._place)
-                found = next((m for m in there if m.sink == load.mark.sink), None)
-                if is_there(found, load, self._place.shown):
-                    return
-                check_beside(load, there, self._place.shown)
-                refuse_gone(load, self.staged(load).values(), self._place.shown)
-                place, buckets = self._begin(load)
-                at = self._at(place)
-                if not (load.whole or before is None):
-                    at, buckets = self._merged(place, before.decode(), int(of), buckets)
-                others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
-                said = json.dumps([json.loads(m.dump()) for m in (told(load, there), *others)])
-                keys = [self._prefix, f"{self._prefix}:stages"]
-                if self._client.eval(_SWITCH, 2, *keys, before or "", at, buckets, said, place):
-                    return
-                # Another sink's rows were published in between: they are merged, too.
+            while not self._is_published(load):
+                pass  # another sink's rows were published in between: they are merged, too
 
-    def _merged(self, place: str, base: str, of: int, buckets: int) -> tuple[str, int]:
-        """The published rows and the staged ones together, where no reader looks yet."""
-        at, about = self._at(place, "m"), self._at(place, "about")
-        for _ in self._each("UNLINK", at, max(of, int(self._client.hget(about, "merged") or 0))):
-            pass  # of an attempt over other rows
-        self._client.hset(about, "merged", of)
-        for first in range(0, of, AT_ONCE):
-            with self._client.pipeline(transaction=False) as pipeline:
-                for bucket in range(first, min(first + AT_ONCE, of)):
-                    pipeline.execute_command("COPY", f"{base}:{bucket}", f"{at}:{bucket}", "REPLACE")
-                pipeline.execute()
-        staged = self._at(place)
-        if of == buckets:
-            for first in range(0, buckets, AT_ONCE):
-                with self._client.pipeline(transaction=False) as pipeline:
-                    for bucket in range(first, min(first + AT_ONCE, buckets)):
-                        pipeline.eval(_MERGE, 2, f"{staged}:{bucket}", f"{at}:{bucket}")
-                    pipeline.execute()
-            return at, of
-        for bucket in range(buckets):  # the rows that are published were staged with another number meanwhile
-            rows = self._client.hgetall(f"{staged}:{bucket}")
-            with self._client.pipeline(transaction=False) as pipeline:
-                for key, value in rows.items():
-                    pipeline.hset(f"{at}:{zlib.crc32(key) % of}", key, value)
-                pipeline.execute()
-        return at, of
+    def _is_published(self, load: Load) -> bool:
+        """Whether it is now: False, and nothing has happened, if others were quicker or have removed what is staged."""
+        before, of, marks = self._client.hmget(self._prefix, "at", "buckets", "marks")
+        there = _marks(marks, self._place)
+        found = next((m for m in there if m.sink == load.mark.sink), None)
+        if is_there(found, load, self._place.shown):
+            return True
+        check_beside(load, there, self._place.shown)
+        refuse_gone(load, self.staged(load).values(), self._place.shown)
+        made = staged = self._begin(load)
+        if not (load.whole or before is None):
+            made = self._merged(load, staged.hashes, Hashes(self._client, before.decode(), int(of)))
+        others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
+        said = json.dumps([json.loads(m.dump()) for m in (told(load, there), *others)])
+        keys = [self._prefix, f"{self._prefix}:stages", self._at(staged.name, "parts")]
+        to = [made.hashes.at, made.hashes.count, said, staged.name, made.name, staged.hashes.count]
+        if self._client.eval(_SWITCH, 3, *keys, before or "", *to):
+            return True
+        if made is not staged:  # also where others have removed it while rows still came
+            made.hashes.unlink()
+            self._client.hdel(f"{self._prefix}:stages", made.name)
+        return False
+
+    def _merged(self, load: Load, staged: Hashes, base: Hashes) -> There:
+        """The published rows and the staged ones together, in a place of this attempt alone: one that is late changes
+        nothing of what another has published.
+        """
+        made = self._named(load, "merging", base.fitting(load.mark.rows))
+        if made.hashes.count == base.count:
+            made.hashes.copy(base)
+        else:
+            made.hashes.take(base)
+        made.hashes.take(staged)
+        return made
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with _said(self._place):
-            places = self._places()  # before the pointer: what becomes live meanwhile is not among those that were
-            at = self._client.hget(self._prefix, "at")
-            live = "" if at is None else at.decode()
-            for place, state in places.items():
+            for place, (state, _) in self._places().items():
                 ours = place.startswith(load.places) and (this or place.partition(".")[0] != load.stage)
                 # Rows that were live once are of no use to anybody, whichever sink they are from.
-                if ours or state != "staging":
-                    self._remove(place, live, at_once=state == "staging")
+                if ours or state not in ("staging", "merging"):
+                    self._remove(place)
 
-    def _remove(self, place: str, live: str, *, at_once: bool) -> None:
-        """Remove what is in a place, except what is published."""
-        about, held = self._at(place, "about"), live.startswith(self._at(place, ""))
-        if not held:  # whoever is stopped in the middle leaves nothing that could be taken for whole
-            self._client.hset(f"{self._prefix}:stages", place, "going")
-        for part, number in (("r", "buckets"), ("m", "merged")):
-            if (at := self._at(place, part)) != live:
-                command = ("UNLINK",) if at_once or held else ("EXPIRE", GRACE)
-                buckets = self._client.hget(about, number) or self._client.hget(about, "buckets") or 0
-                for _ in self._each(command[0], at, int(buckets), *command[1:]):
-                    pass
-        self._client.delete(self._at(place, "parts"))
-        if not held:
-            self._client.delete(about)
-            self._client.hdel(f"{self._prefix}:stages", place)
+    def _remove(self, place: str) -> None:
+        """Remove what is in a place, except what is published, also if it became that just now."""
+        stages = f"{self._prefix}:stages"
+        told = self._client.eval(_GOING, 2, self._prefix, stages, place, self._at(place, ""))
+        if not told:
+            return
+        state, number = (text.decode() for text in told)
+        if not number:
+            self._remove_named(place, state == "going")
+        elif state == "going":
+            self._there(place, int(number)).hashes.expire(GRACE)
+        else:
+            self._there(place, int(number)).hashes.unlink()
+        self._client.delete(self._at(place, "parts"), self._at(place, "about"))
+        self._client.hdel(stages, place)
+
+    def _remove_named(self, place: str, late: bool) -> None:
+        """The same of what an earlier version has left, which is found by its names alone."""
+        names = self._client.scan_iter(f"{_as_pattern(self._at(place, ''))}[rm]:*", count=AT_ONCE)
+        while some := list(itertools.islice(names, AT_ONCE)):
+            with self._client.pipeline(transaction=False) as pipeline:
+                for name in some:
+                    pipeline.expire(name, GRACE) if late else pipeline.unlink(name)
+                pipeline.execute()
 
     def close(self) -> None:
         self._client.close()
@@ -333,34 +343,21 @@ def _marks(data: bytes | None, place: Place) -> list[Mark]:
     return [] if data is None else [Mark.load(json.dumps(body).encode(), place.shown) for body in json.loads(data)]
 
 
-def commands(batch: pa.RecordBatch, key: Sequence[str], at: str, buckets: int) -> pa.Array:
-    """HSET commands for a batch's rows, as the bytes that are sent, one for each hash that they are in."""
-    keys = packed_keys([batch.column(name) for name in key])
-    number = crc32s(keys) % np.uint32(buckets)
-    order = np.argsort(number, kind="stable")
-    number, index = number[order], pa.array(order)
-    fields = joined(*_bulk(keys.take(index)), *_bulk(packed_rows(batch).take(index)))
-    firsts = (
-        np.flatnonzero(np.concatenate(([True], number[1:] != number[:-1]))) if len(number) else np.array([], np.int64)
-    )
-    sizes = np.diff(np.append(firsts, len(number)))
-    names = [f"{at}:{n}".encode() for n in number[firsts].tolist()]
-    heads = [
-        b"*%d\r\n$4\r\nHSET\r\n$%d\r\n%s\r\n" % (2 + 2 * s, len(n), n)
-        for s, n in zip(sizes.tolist(), names, strict=True)
-    ]
-    _, edges, data = fields.buffers()
-    starts = np.frombuffer(edges, np.int32)[fields.offset : fields.offset + len(fields) + 1]
-    offsets = np.ascontiguousarray(starts[np.append(firsts, len(number))], np.int32)
-    bodies = pa.Array.from_buffers(pa.binary(), len(firsts), [None, pa.py_buffer(offsets), data])
-    return joined(pa.array(heads, pa.binary()), bodies)
+def _is_ours(place: str) -> bool:
+    return re.match(STAGED, place) is not None
 
 
-def _bulk(values: pa.Array) -> list[Any]:
-    """Values as RESP's bulk strings: their length, then themselves."""
-    length = pc.binary_length(values).cast(pa.string()).cast(pa.binary())
-    line = pa.scalar(b"\r\n", pa.binary())
-    return [pa.scalar(b"$", pa.binary()), length, line, values, line]
+def _as_pattern(name: str) -> str:
+    """What is looked for by exactly this name."""
+    return re.sub(r"([][*?^\\-])", r"\\\1", name)
+
+
+@dataclass(frozen=True)
+class There:
+    """A place: its name, and the hashes that its rows are in."""
+
+    name: str
+    hashes: Hashes
 
 
 @dataclass(frozen=True)
