@@ -10,7 +10,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from gristmill.errors import BadJob, BadSource, GateFailed, GristmillError
-from gristmill.job.annotations import options_of
+from gristmill.job.annotations import options_of, whole
 from gristmill.job.job import JobSpec, as_sink, as_source, describe
 from gristmill.job.keywords import (
     ApplyOptions,
@@ -142,9 +142,11 @@ class Job:
         from gristmill.observe.observers import logged
         from gristmill.observe.warnings import Warned
 
+        if not (count := whole(1)).holds(rows):
+            raise BadJob(f"preview rows is {rows!r}: {count.words}")
         warned = Warned(_watching(bar=False))
         with logged(warned, None, list(secrets_in(self.spec))) as heard:
-            found = preview(self.spec, rows, heard)
+            found = preview(self.spec, int(rows), heard)
         if (failure := found.failure()) is not None:
             raise failure
         for row in found.dead.slice(0, 3).to_pylist():
@@ -419,6 +421,8 @@ def schema() -> dict[str, Any]:
 
 
 def _made(job: Any) -> Job:
+    if not isinstance(job, (Job, str, os.PathLike)):
+        raise BadJob(f"job is {job!r:.60}: give a gm.Job, or, as text, a job file, FILE.py[:NAME] or MODULE:NAME")
     return job if isinstance(job, Job) else load_job(os.fspath(job))
 
 
@@ -670,7 +674,8 @@ def _side(sink: Any, storage: Mapping[str, Any] | None) -> Side:
     from gristmill.job.uris import generation_named
 
     at, generation = generation_named(os.fspath(sink)) if isinstance(sink, (str, os.PathLike)) else (sink, None)
-    return Side.at(_name_of(sink), *_place(at, storage, BadSource), generation)
+    place = _place(at, storage, BadSource)
+    return Side.at(_name_of(sink), *place, generation)
 
 
 def _name_of(sink: Any) -> str:
@@ -847,7 +852,9 @@ def _place(
         return sink_place(sink)
     if isinstance(sink, Report):
         return sink.opened or opened(sink.sink, storage)
-    text: str = os.fspath(sink)
+    if not isinstance(sink, (str, os.PathLike)):
+        raise missing(f"sink is {sink!r:.60}: give a folder or a URI, as text, a gm.Job or its file, or a gm.Report")
+    text = os.fsdecode(sink)
     if is_store(text):
         text = staging_of(text, storage or {})
     if "://" in text:

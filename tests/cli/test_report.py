@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
 
 from callers import eventually
+from gristmill.cli.execute import typed
+from gristmill.job.job import JobSpec, Sink, Source
+from gristmill.job.specs import Call, FunctionModel
 
 Folder = Any  # conftest.Folder
 
@@ -113,6 +117,53 @@ def test_no_secret_of_the_command_line_is_recorded(folder: Folder) -> None:
     assert told(folder, "two")["runs"][0]["command"] == []
     held = [p for p in folder.path.rglob("_gristmill/**/*") if p.is_file() and b"s3cr3t" in p.read_bytes()]
     assert held == []
+
+
+def test_a_command_can_be_typed_again(folder: Folder) -> None:
+    """What only sounds like a secret stays as it was typed, in flags, arguments, variables and paths of the job: the
+    command that is told runs as it stands.
+    """
+    (folder.path / "scoring.py").write_text("def f(batch, **args): return {'y': batch['x']}\n")
+    (folder.path / "job.yaml").write_text(
+        "vars: {token_set: x, monkey: y}\nsource: rows.parquet\nsink: {uri: out/, keep: [id]}\nengine: {workers: 0}\n"
+        "model: {call: 'scoring:f', args: {set: '${token_set}', animal: '${monkey}'}}\nupdate: {key: [x]}\n"
+    )
+    arguments = (
+        "run", "job.yaml", "--var", "token_set=a", "--var=monkey=b", "--set", "model.args.max_tokens=3",
+        "--set", "model.args.tokenizer=bert", "--set", "update.key=id",
+    )  # fmt: skip
+    assert folder.run(*arguments).code == 0
+    (run,) = told(folder)["runs"]
+    assert run["command"] == ["gristmill", *arguments]
+    assert folder.run(*run["command"][1:]).code == 0
+    assert (folder.path / "out/_gristmill/job.yaml").exists()
+    assert folder.apply("f", "two", "--arg", "max_tokens=3", "--arg", "tokenizer=bert").code == 0
+    assert [w for w in told(folder, "two")["runs"][0]["command"] if "=" in w] == ["max_tokens=3", "tokenizer=bert"]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (["--max-tokens", "9", "--tokens-per-minute", "9", "--batch-tokens=64"], None),
+        (["--key", "id,day", "--on-null", "keep"], None),
+        (["--key=id"], None),
+        (["--set", "deliver.0.key=id", "--set", "source.key=id"], None),
+        (["--request", "stop_token_ids=[1]", "--where", "token_set = 'a'"], None),
+        (["--where", "key=5", "--prompt", "token: {x} = ?"], None),
+        (["--limit", "5", "days/key=5/a.parquet", "key=5/b.parquet"], None),
+        (["--var", "api_key=s3cr3t=="], ["--var", "api_key=***"]),
+        (["--var=hf_token=s3cr3t"], ["--var=hf_token=***"]),
+        (["--set", "model.api_key=s3cr3t"], ["--set", "model.api_key=***"]),
+        (["--set=source.storage.key=s3cr3t"], ["--set=source.storage.key=***"]),
+        (["--token", "s3cr3t", "--api-key=s3cr3t"], ["--token", "***", "--api-key=***"]),
+        (["--deliver", "redis://me:s3cr3t@host:1/0#a"], ["--deliver", "redis://host:1/0#a"]),
+    ],
+)
+def test_what_is_told_of_a_command(said: list[str], shown: list[str] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only values of secrets are left out: also where name and value are one word, or the value has an = in it."""
+    monkeypatch.setattr(sys, "argv", ["gristmill", "run", "job.yaml", *said])
+    spec = JobSpec(Source(("rows.parquet",)), FunctionModel(Call("scoring:f")), Sink("out/"))
+    assert typed(spec) == ("gristmill", "run", "job.yaml", *(said if shown is None else shown))
 
 
 def test_what_is_no_sink(folder: Folder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,7 +15,8 @@ from gristmill.driver import warmup
 from gristmill.errors import BadJob, GristmillError, Interrupted
 from gristmill.job.job import JobSpec
 from gristmill.job.recipients import hidden_in
-from gristmill.job.secret import HIDDEN, SECRET_NAME, scrub, secrets_in
+from gristmill.job.secret import HIDDEN, scrub, secrets_in
+from gristmill.job.secretnames import names_secret
 from gristmill.job.uris import redact
 from gristmill.observe import units
 from gristmill.observe.events import Observer
@@ -23,7 +25,8 @@ from gristmill.observe.progress import make_observer
 from gristmill.observe.report import Report
 from gristmill.observe.tables import Table
 
-NO_SECRETS = ("--key",)  # flags that are called like one, and name columns
+NO_SECRETS = re.compile(r"--key|(source|update|deliver\.\d+)\.key")  # options called like secrets, which name columns
+_EXPRESSIONS = ("--where", "--query", "--prompt", "--system")
 _THREADS = "OPENBLAS_NUM_THREADS"
 
 
@@ -89,16 +92,30 @@ def typed(spec: JobSpec) -> tuple[str, ...]:
     if holds_secret(spec):
         return ()
     secrets = [*secrets_in(spec), *hidden_in([*spec.alerts, *spec.metrics, *spec.lineage])]
-    words, said = ["gristmill"], ""
+    words, flag = ["gristmill"], ""
     for word in sys.argv[1:]:
-        name, equals, _ = word.partition("=")
-        if SECRET_NAME.search(name) and equals:
-            word = f"{name}={HIDDEN}"
-        elif said not in NO_SECRETS and SECRET_NAME.search(said) and not word.startswith("-"):
-            word = HIDDEN
-        words.append(redact(scrub(word, secrets)))
-        said = name if name.startswith("--") and not equals else ""
+        words.append(redact(scrub(_without_secret(word, flag), secrets)))
+        flag = word if word.startswith("--") and "=" not in word else ""
     return tuple(words)
+
+
+def _without_secret(word: str, flag: str) -> str:
+    """A word of a command line, after `flag`, if that is one, without the value of a secret: --flag=VALUE, the VALUE of
+    a flag, or NAME=VALUE as that. Folders of a partition (`key=5/`) and conditions are none.
+    """
+    if word.startswith("--") and "=" in word:
+        flag, _, value = word.partition("=")
+        return f"{flag}={_without_secret(value, flag)}"
+    if not flag or word.startswith("--") or flag in _EXPRESSIONS:
+        return word
+    if _names_secret(flag):
+        return HIDDEN
+    name, equals, _ = word.partition("=")
+    return f"{name}={HIDDEN}" if equals and "/" not in name and _names_secret(name) else word
+
+
+def _names_secret(name: str) -> bool:
+    return names_secret(name) and not NO_SECRETS.fullmatch(name)
 
 
 def _import_arrow() -> None:

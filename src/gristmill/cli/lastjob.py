@@ -18,7 +18,8 @@ from gristmill.files.contract import Files
 from gristmill.files.document import refuse_newer
 from gristmill.job.delivery import secret_in
 from gristmill.job.job import JobSpec
-from gristmill.job.secret import SECRET_NAME, Secret
+from gristmill.job.secret import Secret
+from gristmill.job.secretnames import names_secret
 from gristmill.values import dataclass
 
 FORMAT = 1
@@ -83,20 +84,25 @@ def holds_secret(spec: JobSpec) -> bool:
         *(d.options for d in spec.deliver),
     ]
     held.append({name: value for name, value in vars(spec.model).items() if isinstance(value, str)})
+    held.append(getattr(spec.model, "request", None))
     held += [spec.sink.storage, spec.sink.options] if spec.sink else []
     calls = [getattr(spec.model, "call", None), *(step.call for step in (*spec.steps, *spec.post))]
     return any(_named_secret(value) for value in [*held, *(call.args for call in calls if call is not None)])
 
 
 def _named_secret(value: Any) -> bool:
-    """Whether a mapping, or one inside it, has plain text under a name that says that it is a secret."""
+    """Whether a mapping, or one inside it, has plain text, or a number, under a name that says that it is a secret."""
     if isinstance(value, Mapping):
         return any(
-            (SECRET_NAME.search(str(key)) and isinstance(item, str) and not isinstance(item, Secret))
-            or _named_secret(item)
-            for key, item in value.items()
+            (names_secret(str(key)) and _written_out(item)) or _named_secret(item) for key, item in value.items()
         )
     return isinstance(value, (list, tuple)) and any(_named_secret(item) for item in value)
+
+
+def _written_out(value: Any) -> bool:
+    """Whether a value may be a password as it is: on a command line one of digits is a number."""
+    several = value if isinstance(value, (list, tuple)) else [value]
+    return any(type(v) is int or (isinstance(v, str) and not isinstance(v, Secret)) for v in several)
 
 
 def remembered(root: str, files: Files) -> LastJob | None:

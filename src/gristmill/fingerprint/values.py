@@ -22,7 +22,8 @@ from typing import Any
 
 from gristmill.fingerprint import lazyfiles
 from gristmill.fingerprint.randomness import Drawn
-from gristmill.job.secret import SECRET_NAME, Secret
+from gristmill.job.secret import Secret
+from gristmill.job.secretnames import names_secret
 from gristmill.job.uris import redact
 from gristmill.values import dataclass
 
@@ -63,7 +64,7 @@ class Held:
     def of(module: str, name: str, digest: str, value: Any, ordered: bool) -> Held:
         """The value that a name stands for now; it is not shown if the name says that it is a secret."""
         plain = is_plain(value)
-        secret = not plain or SECRET_NAME.search(name)
+        secret = not plain or names_secret(name)
         return Held(module, name, digest, plain, "another value" if secret else _cut(redact(repr(value))), ordered)
 
 

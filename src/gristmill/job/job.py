@@ -6,7 +6,7 @@ from dataclasses import field, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, BadSource
 from gristmill.job.annotations import Help, Key, options_of, whole
 from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_TABLES = ("__arrow_c_stream__", "schema", "columns", "iloc")  # what tables and frames have, or some of it
 COPY = ".snapshot"  # ends the name of the folder, after HELD, of rows that were copied from a store
 HELD = "table://"  # before the digest of a table in memory, which is its path wherever its copy is stored
 
@@ -487,7 +488,17 @@ def as_source(value: Any, **options: "Unpack[SourceOptions]") -> Source:
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return source(*[os.fspath(v) for v in value], **options)
     fields: Mapping[str, Any] = options  # the class turns single names into tuples
-    return Source(data=value, **fields)
+    if value is None or isinstance(value, (list, tuple, Mapping)) or any(hasattr(value, name) for name in _TABLES):
+        return Source(data=value, **fields)
+    raise no_source(value)
+
+
+def no_source(value: Any) -> BadSource:
+    """What is said of a value in which there are no rows."""
+    shown = repr(value) if isinstance(value, (int, float, complex)) else f"a {type(value).__name__}"
+    return BadSource(
+        f"source is {shown}: give a path, a list of paths, a DataFrame, an Arrow table, or a list of dicts"
+    )
 
 
 def as_sink(value: Any, **options: "Unpack[SinkOptions]") -> Sink | None:
@@ -503,7 +514,7 @@ def as_sink(value: Any, **options: "Unpack[SinkOptions]") -> Sink | None:
 
 def source(*uri: str | Sequence[str], **options: "Unpack[SourceOptions]") -> Source:
     """A source with options: `gm.source("docs/**/*.md", format="text", limit=100)`. Fields as in `Source`. Several
-    paths are given one by one, or as a list.
+    paths are given one by one, or as a list. Raises BadSource for what is neither a path nor a table.
 
     A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
     folder or glob, paths that overlap. Only hard links that are each named outright count as separate files.
@@ -513,6 +524,11 @@ def source(*uri: str | Sequence[str], **options: "Unpack[SourceOptions]") -> Sou
     `__HIVE_DEFAULT_PARTITION__`.
     """
     paths = [path for given in uri for path in (given if isinstance(given, (list, tuple)) else [given])]
+    others = [path for path in paths if not isinstance(path, (str, os.PathLike))]
+    if others and len(uri) == 1:
+        return as_source(uri[0], **options)
+    if others:
+        raise no_source(others[0])
     fields: Mapping[str, Any] = options
     return Source(uri=tuple(map(str, paths)), **fields)
 

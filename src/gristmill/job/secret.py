@@ -47,7 +47,6 @@ class Secret(str):
 
 HIDDEN = "***"  # shown for a password
 _USERS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://([^\s:/@,]*):([^\s/@,]+)@")
-SECRET_NAME = re.compile(r"token|secret|passw|pwd|credential|auth|sig(nature)?$|key(_?id)?$", re.IGNORECASE)
 SEALED = "scrypt "  # before the salt and the digest of a sealed value
 UNSEALED = "not sealed"
 

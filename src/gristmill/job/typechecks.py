@@ -88,6 +88,8 @@ def expected(value: Any, errors: Iterable[Mapping[str, Any]]) -> str:
             ("_type", "_parsing", "_from_float", "_attributes_type", "_parsing_size")
         ):
             word = _WORDS[family]
+        elif kind == "union_tag_not_found":  # a section whose key says what it is
+            word = _WORDS["mapping"]
         elif kind in ("too_short", "too_long"):
             word = f"a list of {error['ctx'].get('min_length') or error['ctx'].get('max_length')}"
         elif kind == "value_error":

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
@@ -327,7 +328,14 @@ def _lines(document: Document, error: ValidationError) -> Iterator[str]:
 
 
 def _instead(path: Path, value: Any) -> str:
-    """What was most likely meant by a value of another type: a key without its name, a share as per cent."""
+    """What was most likely meant by a value of another type: a key without its name, a share as per cent, a function
+    or a model without the key that says what it is.
+    """
+    if path == ("model",):
+        text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) and value else '"module:name"'
+        return f", such as {{{'call' if ':' in text else 'embed'}: {text}}}"
+    if path[0] in ("steps", "post") and len(path) == 2:  # texts are taken, as they are
+        return ', such as {map: "module:name"}'
     if path == ("update",) and isinstance(value, (str, list)):
         return f", such as update: {{key: [{', '.join([value] if isinstance(value, str) else map(str, value))}]}}"
     share = re.fullmatch(r"(\d{1,3}(?:\.\d+)?) ?%", value) if path[0] == "gates" and isinstance(value, str) else None

@@ -13,7 +13,7 @@ import pyarrow as pa
 from gristmill.arrow.casts import Lossy
 from gristmill.arrow.frompython import from_polars, from_python, is_from, pandas_array, tensor_to_numpy
 from gristmill.errors import BadSource, GristmillWarning
-from gristmill.job.job import JobSpec
+from gristmill.job.job import JobSpec, no_source
 
 # A reader yields its rows once, and a job may look at its source many times: the rows are kept as long as the reader
 # is.
@@ -52,10 +52,7 @@ def as_table(data: Any, column: str) -> pa.Table:
             return _table({column: data})
     except (Lossy, pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as e:
         raise BadSource(f"the {type(data).__name__} given as source cannot be read as a table: {e}") from e
-    raise BadSource(
-        f"source is a {type(data).__name__}: give a path, a list of paths, a DataFrame, an Arrow table, or a list "
-        "of dicts"
-    )
+    raise no_source(data)
 
 
 def with_index(table: pa.Table, rows: Any, job: JobSpec) -> pa.Table:
