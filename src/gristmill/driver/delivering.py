@@ -180,7 +180,7 @@ def _problem(error: GristmillError) -> str:
 
 
 def _code(error: GristmillError) -> int:
-    return RunFailed.exit_code if _away(error) else BadJob.exit_code
+    return RunFailed.exit_code if _away(error) or isinstance(error, StoreBusy) else BadJob.exit_code
 
 
 def delivered(at: Opened, report: Report) -> Report:

@@ -35,6 +35,7 @@ from gristmill.stores.contract import (
     Reader,
     Search,
     Store,
+    StoreBusy,
     StoreKind,
     StoreUnavailable,
     refuse_ours,
@@ -68,6 +69,7 @@ BINARY = " COLLATE BINARY"  # values are compared as they are
 OURS = "gm_"  # what the names of our indices begin with
 _NAME = "name = ? COLLATE NOCASE"
 _NAMED = f"type IN ('table', 'view') AND {_NAME}"
+_LOCKED = "is locked"  # how what SQLITE_BUSY and SQLITE_LOCKED say ends, before what is told of a table
 _GENERATED = (2, 3)  # what `table_xinfo` says of such columns: virtual, stored
 
 
@@ -114,6 +116,7 @@ class File:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._connection: sqlite3.Connection | None = None
+        self._inode: tuple[int, int] | None = None  # of the file that it has open
 
     @contextlib.contextmanager
     def session(self, *, write: bool) -> Iterator[Session]:
@@ -122,17 +125,17 @@ class File:
             yield Nothing()
             return
         try:
+            if self._connection is not None and self._inode != _inode(self._place):
+                self.close()  # the file was replaced: what is written into it would be seen by nobody
             if self._connection is None:
-                self._connection = _connected(self._place, write=True)
+                self._connection, self._inode = _opened(self._place, write=True)
             self._connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             yield Transaction(self._connection, self._place)
             self._connection.execute("COMMIT")
         except BaseException as e:
             self.close()  # which rolls back
             if isinstance(e, sqlite3.Error):
-                told = f"{self._place.shown}: SQLite says: {self._place.words(e)}"
-                lasting = isinstance(e, (sqlite3.IntegrityError, sqlite3.DataError))  # of values that it refuses
-                raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
+                raise _told(self._place, e) from e
             raise
 
     def alone(self, session: Session, *, ours: bool = False) -> None:
@@ -322,6 +325,36 @@ def _connected(place: Place, *, write: bool) -> sqlite3.Connection:
     return connection
 
 
+def _inode(place: Place) -> tuple[int, int] | None:
+    """Which file has the name; None if there is none."""
+    try:
+        about = os.stat(place.path)
+    except FileNotFoundError:
+        return None
+    return about.st_dev, about.st_ino
+
+
+def _opened(place: Place, *, write: bool) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
+    """A connection, and which file it has open."""
+    while True:
+        before, connection = _inode(place), _connected(place, write=write)
+        if (found := _inode(place)) == before or (before is None and write):
+            return connection, found
+        connection.close()  # another file got the name meanwhile, and which of them this is nobody tells
+
+
+def _told(place: Place, error: sqlite3.Error) -> BadJob | StoreUnavailable:
+    """What is raised for an error of SQLite."""
+    told = f"{place.shown}: SQLite says: {place.words(error)}"
+    if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):  # of values that it refuses
+        return BadJob(told)
+    return (
+        StoreBusy(told)
+        if isinstance(error, sqlite3.OperationalError) and _LOCKED in str(error)
+        else StoreUnavailable(told)
+    )
+
+
 def _logged(connection: sqlite3.Connection) -> None:
     """Give a file that we made a write-ahead log as soon as rows are published in it. Before, nobody waits for them,
     and all would be written twice. Whoever has the file at this moment puts it off to the next delivery.
@@ -490,11 +523,18 @@ class FileReader:
         self._all: list[sqlite3.Connection] = []
 
     def _connection(self) -> sqlite3.Connection:
-        found: sqlite3.Connection | None = getattr(self._own, "connection", None)
+        """That of this thread, to the file that has the name now."""
+        inode = _inode(self._place)
+        if inode is None:
+            raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
+        found, of = getattr(self._own, "open", (None, None))
+        if found is not None and of != inode:
+            with contextlib.suppress(ValueError):  # all are closed
+                self._all.remove(found)
+            found.close()
+            found = None
         if found is None:
-            if not os.path.exists(self._place.path):
-                raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
-            found = self._own.connection = _connected(self._place, write=False)
+            self._own.open = found, _ = _opened(self._place, write=False)
             self._all.append(found)
         return found
 
@@ -521,7 +561,7 @@ class FileReader:
             finally:
                 connection.execute("ROLLBACK")
         except sqlite3.Error as e:
-            raise StoreUnavailable(f"{self._place.shown}: SQLite says: {self._place.words(e)}") from e
+            raise _told(self._place, e) from e
 
     def _there(self, transaction: Transaction) -> There:
         table = quoted(self._place.name)
