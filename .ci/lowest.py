@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1]
 # What no test with the lowest versions looks at, and why.
 LEFT_OUT = {
     "vllm": "pins torch and much else to versions of its own: make test-vllm",
+    "pyspark": "has no wheel, only 300 MB of source, and needs a Java",
     "openvino-genai": "needs the openvino of its own release, and the bound of openvino is a year older",
 }
 # A looser pin, or an older one, brings a build with several gigabytes of CUDA: the version of constraints.txt.
