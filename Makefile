@@ -230,7 +230,7 @@ $(LOWEST)/.tests: pyproject.toml .ci/lowest.py constraints.txt | $(VENV)/.create
 LOWEST_TESTS := $(filter-out tests/typing,$(QUICK)) tests/stores/test_every_store.py tests/snapshots/test_every_source.py \
 	tests/models/test_endpoint.py tests/models/test_text_embedder.py tests/models/test_text_classifier.py \
 	tests/models/test_onnx_model.py tests/models/test_sklearn.py tests/models/test_torchscript.py \
-	tests/models/test_registry.py tests/observe/test_metrics.py tests/sources/test_s3.py tests/sources/test_where.py
+	tests/models/test_registry.py tests/observe/test_metrics.py tests/engines/test_ray.py tests/sources/test_s3.py tests/sources/test_where.py
 LOWEST_NOT := odd_values or (onnx and left and weightedmean) or equals_sentence_transformers
 test-lowest: $(LOWEST)/.tests
 	$(LOWEST)/bin/python -m pytest -q -n 2 --dist loadscope -k 'not ($(LOWEST_NOT))' $(LOWEST_TESTS) $(ARGS)
