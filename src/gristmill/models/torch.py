@@ -40,7 +40,8 @@ def load_transformer(
     """
     torch = require("torch", "torch", name)
     transformers = require("transformers", "hf", name)
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype), "trust_remote_code": code, "local_files_only": True}
+    options: dict[str, Any] = {"trust_remote_code": code, "local_files_only": True}
+    options[_dtype_option(transformers)] = getattr(torch, dtype)
     if attention is not None:
         options["attn_implementation"] = attention
     try:
@@ -61,6 +62,12 @@ def load_transformer(
             f"{name}: transformers cannot load {files.folder}: {str(e).strip().partition(chr(10))[0]}"
         ) from e
     return model.eval()
+
+
+def _dtype_option(transformers: Any) -> str:
+    """What `from_pretrained` calls the type of the weights: `torch_dtype` before transformers 4.56."""
+    major, minor = (int(part) for part in transformers.__version__.split(".")[:2])
+    return "dtype" if (major, minor) >= (4, 56) else "torch_dtype"
 
 
 def _home(transformers: Any, config: Any, task: str) -> Any:
