@@ -168,3 +168,19 @@ def test_frozen_dataclasses_are_quick_to_import() -> None:
     """Modules take `dataclass` from gristmill.values: what is compiled for each class was half the time of a start."""
     theirs = re.compile(r"^from dataclasses import .*\bdataclass\b|^ *@dataclasses\.dataclass", re.MULTILINE)
     assert [p for p in SOURCE.rglob("*.py") if theirs.search(p.read_text())] == []
+
+
+def test_what_was_meant_ends_a_message() -> None:
+    """What there is comes first: `no model 'slop': it has slope; did you mean 'slope'?`. A question in the middle of a
+    sentence reads as two messages.
+    """
+    wrong = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            for part, after in zip(node.values, node.values[1:], strict=False):
+                asks = isinstance(part, ast.FormattedValue) and "did_you_mean(" in ast.unparse(part.value)
+                if asks and (not isinstance(after, ast.Constant) or re.match(r"\s*[:;,.\w]", str(after.value))):
+                    wrong.append(f"{path.name}:{node.lineno}")
+    assert wrong == []

@@ -74,9 +74,9 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str, *, texts: bool =
             kind = there.get(field.name)
             if kind is None and not load.evolve:
                 raise BadJob(
-                    f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}: it "
-                    f"has {', '.join(there)}; leave it out of the result (drop=), or let the delivery add it "
-                    "(evolve=True)"
+                    f"{shown}: has no column {field.name!r}, which the result has: it has {', '.join(there)}; leave it "
+                    "out of the result (drop=), or let the delivery add it (evolve=True)"
+                    f"{did_you_mean(field.name, there)}"
                 )
             exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
             exactly |= texts and pa.types.is_floating(storage(field.type))
