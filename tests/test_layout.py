@@ -174,3 +174,19 @@ def test_no_pool_that_ends_with_the_main_thread() -> None:
     """Threads for a job are those of process/pool.py: Python's take no work once the main thread has ended."""
     found = [str(p.relative_to(SOURCE)) for p in SOURCE.rglob("*.py") if "ThreadPoolExecutor" in p.read_text()]
     assert found == ["batched/utils.py"]  # a cache that the program's own event loop waits for
+
+
+def test_what_was_meant_ends_a_message() -> None:
+    """What there is comes first: `no model 'slop': it has slope; did you mean 'slope'?`. A question in the middle of a
+    sentence reads as two messages.
+    """
+    wrong = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.JoinedStr):
+                continue
+            for part, after in zip(node.values, node.values[1:], strict=False):
+                asks = isinstance(part, ast.FormattedValue) and "did_you_mean(" in ast.unparse(part.value)
+                if asks and (not isinstance(after, ast.Constant) or re.match(r"\s*[:;,.\w]", str(after.value))):
+                    wrong.append(f"{path.name}:{node.lineno}")
+    assert wrong == []

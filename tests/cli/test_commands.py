@@ -241,6 +241,51 @@ def test_a_mistake_is_one_message_without_a_traceback(
     assert not list(folder.path.glob("out/*.parquet"))
 
 
+FAILING = """
+from concurrent.futures import ThreadPoolExecutor
+
+def deep(batch):
+    try:
+        inner(batch)
+    except KeyError as error:
+        raise ValueError("no rate") from error
+
+def inner(batch):
+    raise KeyError("rate")
+
+def threads(batch):
+    return next(ThreadPoolExecutor(1).map(inner, [batch]))
+
+class Broken:
+    def __init__(self):
+        raise OSError("no weights")
+    def __call__(self, batch):
+        return batch
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "more"),
+    [
+        ("deep", ["deep", "inner", "deep"], ()),
+        ("threads", ["threads", "inner"], ()),
+        ("Broken", ["__init__"], ()),
+        ("deep", ["deep", "inner", "deep"], ("--preview", "3")),
+    ],
+)
+def test_a_failure_shows_the_users_frames(folder: Folder, name: str, own: list[str], more: tuple[str, ...]) -> None:
+    """A function that fails on every row, or a class that cannot be made, is told with the frames of its own module,
+    and what these call; --debug shows those of this package, too.
+    """
+    (folder.path / "failing.py").write_text(FAILING)
+    arguments = ("apply", "rows.parquet", "out", "--fn", f"failing:{name}", "--progress", "off", *more)
+    done = folder.run(*arguments)
+    frames = [line.split(", in ")[1] for line in done.err.splitlines() if "failing.py" in line and "File" in line]
+    assert (done.code, frames) == (1, own)
+    assert "/gristmill/" not in done.err and done.err.count("Traceback") == len(done.err.split("direct cause"))
+    assert "/gristmill/worker/" in folder.run(*arguments, "--debug").err
+
+
 def test_debug_shows_the_traceback(folder: Folder) -> None:
     """By flag or by environment."""
     wrong = ("apply", "rows.parqet", "out", "--fn", "scoring:double")

@@ -108,7 +108,7 @@ def test_which_names_are_models_here(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for llm, said in (
         ("./hf", r"has no openvino_model.xml \(it holds config.json\): export it with `optimum-cli export openvino"),
         ("two.ggu", None),
-        ("twos.gguf", r"no such file or folder; did you mean two.gguf\?: give a folder .* or base_url"),
+        ("twos.gguf", r"no such file or folder: give a folder .* or base_url.*; did you mean two.gguf\?$"),
         ("/nowhere/model", "there is no such file or folder: give"),
         (str(tmp_path), r"it holds one.gguf, two.gguf: give one of these"),
         ("hf/config.json", "this file is no .gguf"),

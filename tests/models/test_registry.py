@@ -252,9 +252,9 @@ def test_files_that_are_not_those_approved_are_refused(capsys):
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("registry:slop@batch", "no model 'slop'; did you mean 'slope'"),
-        ("registry:slope@bach", "approved for 'bach'; did you mean 'batch'"),
-        ("registry:slope/33", "no version '33' of slope; did you mean '3'"),
+        ("registry:slop@batch", "no model 'slop': it has slope; did you mean 'slope'?"),
+        ("registry:slope@bach", "approves one; did you mean 'batch'?"),
+        ("registry:slope/33", "no version '33' of slope: it has 3; did you mean '3'?"),
         ("registry:slope", "which version"),
         ("registry:nowhere.yaml#slope@batch", "nowhere.yaml: cannot be read"),
     ],
@@ -273,7 +273,10 @@ def test_unknown_names_are_told_with_the_nearest(name, told):
         ("slope:\n  '3': {path: a\n", r"models.yaml:\d+:\d+: "),
         ("slope: [1]\n", "models.yaml:1: slope is .* mapping of versions"),
         ("slope:\n  3: {path: a}\n", "models.yaml:2: the key 3 is a number"),
-        ("slope:\n  '3': {pth: a}\n", "models.yaml:2: slope/3 has no key 'pth'; did you mean 'path'"),
+        (
+            "slope:\n  '3': {pth: a}\n",
+            "models.yaml:2: slope/3 has no key 'pth': its keys are path, sha256, approved, about; did you mean 'path'?",
+        ),
         ("slope:\n  '3': {sha256: a}\n", "slope/3 has no path"),
         ("slope:\n  '3': {path: a, sha256: abc}\n", "64 hex digits"),
         ("slope:\n  '3': {path: a, approved: {batch: {by: x}}}\n", "has no sha256"),

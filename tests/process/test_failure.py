@@ -10,7 +10,7 @@ import gristmill as gm
 from gristmill import errors
 from gristmill.driver.shardfeed import ShardFeed
 from gristmill.fingerprint.modelfiles import OtherFiles
-from gristmill.process.failure import failure_of
+from gristmill.process.failure import failure_of, own_frames
 from gristmill.process.messages import Failure
 from gristmill.worker.outcome import Uncounted
 
@@ -56,3 +56,17 @@ def test_a_model_that_raises_one(tmp_path: Path) -> None:
     with pytest.raises(gm.RunFailed, match=r"PlanChanged: of my own\nTraceback") as raised:
         job.run()
     assert raised.value.exit_code == 1
+
+
+def test_whose_frames_are_told(tmp_path: Path) -> None:
+    """Those from the user's first one on, in each traceback of a text; where none is the user's, all stay."""
+    ours = f'  File "{errors.__file__}", line 3, in score\n    self.call(rows)\n    ^^^^^^^^^^^^^^^\n'
+    frozen = '  File "<frozen importlib._bootstrap>", line 9, in _find\n'
+    own = '  File "/home/me/risk.py", line 2, in risk\n    return 1 / 0\n           ~~^~~\n'
+    typed = '  File "<stdin>", line 1, in f\n  [Previous line repeated 9 more times]\n'
+    begin, end = "Traceback (most recent call last):\n", "ZeroDivisionError: division by zero\n"
+    assert own_frames(begin + ours + frozen + own + ours + end) == begin + own + ours + end
+    twice = f"it fails:\n{begin}{ours}{own}{end}\nDuring handling\n\n{begin}{ours}{typed}{end}more"
+    assert own_frames(twice) == f"it fails:\n{begin}{own}{end}\nDuring handling\n\n{begin}{typed}{end}more"
+    for text in (begin + ours + frozen + end, f"no frames: {begin}", 'text\n  File "/home/me/risk.py", line 1', ""):
+        assert own_frames(text) == text

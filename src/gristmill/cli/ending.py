@@ -14,6 +14,7 @@ import click
 from gristmill.errors import GristmillError
 from gristmill.job.secret import Secret, scrub
 from gristmill.job.synonyms import meant, said
+from gristmill.process.failure import own_frames
 
 USAGE = 2
 FAILED = 1
@@ -23,7 +24,9 @@ MOST_LINES = 60
 
 
 def end(error: BaseException, debug: bool) -> int:
-    """Report what went wrong; returns the exit code. A user's mistake shows no traceback unless `debug`."""
+    """Report what went wrong; returns the exit code. Unless `debug`, a user's mistake shows no traceback, and a failure
+    of the user's code one of that code only.
+    """
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, SystemExit):
@@ -34,7 +37,7 @@ def end(error: BaseException, debug: bool) -> int:
     if debug:
         _write("".join(traceback.format_exception(error)))
     if isinstance(error, GristmillError):
-        say(str(error))
+        say(str(error) if debug else own_frames(str(error)))
         return error.exit_code
     if isinstance(error, click.UsageError):
         say(usage(error))

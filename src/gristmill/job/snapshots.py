@@ -147,4 +147,4 @@ def table_of(wanted: Wanted) -> tuple[str, str]:
 def near(name: str, there: list[str]) -> str:
     """What else is there, for a table that is not."""
     listed = ", ".join(sorted(there)[:8]) + (", …" if len(there) > 8 else "")
-    return f"{did_you_mean(name, there)}: it has {listed or 'no tables'}"
+    return f": it has {listed or 'no tables'}{did_you_mean(name, there)}"

@@ -89,7 +89,7 @@ def find_llm(llm: str, elsewhere: bool) -> LlmFiles | None:
     elif _is_path(llm):
         close = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else None
         hint = f"; did you mean {path.parent / close}?" if close else ""
-        raise BadModel(f"llm {llm}: there is no such file or folder{hint}: {WAY_OUT}")
+        raise BadModel(f"llm {llm}: there is no such file or folder: {WAY_OUT}{hint}")
     elif "/" in llm and not elsewhere:
         return _hub_copy(llm)
     return None

@@ -107,7 +107,7 @@ def _hint(client: Any, name: str, alias: str = "") -> str:
     except exceptions.MlflowException:
         return ""  # what was refused is told already
     there = f": its versions are {', '.join(versions)}, its aliases {', '.join(aliases) or 'none'}"
-    return (did_you_mean(alias, aliases) if alias else "") + there
+    return there + (did_you_mean(alias, aliases) if alias else "")
 
 
 def _fetched(client: Any, found: Any) -> str:
@@ -131,7 +131,7 @@ def _inside(path: str, inside: str, suffixes: tuple[str, ...] | None, asked: str
     if inside:
         if ".." in Path(inside).parts or not (root / inside).exists():
             held = sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file())
-            raise BadModel(f"{asked}: has no {inside}{did_you_mean(inside, held)}: it has {', '.join(held[:8])}")
+            raise BadModel(f"{asked}: has no {inside}: it has {', '.join(held[:8])}{did_you_mean(inside, held)}")
         return str(root / inside)
     if root.is_file():
         return path

@@ -77,7 +77,7 @@ def _version(name: str, version: str, said: Any, place: str, folder: str) -> Ver
     held = _mapping(said, label, "path, sha256 and approved")
     if unknown := [key for key in held if key not in _KEYS]:
         raise BadModel(
-            f"{label} has no key {unknown[0]!r}{did_you_mean(unknown[0], _KEYS)}: its keys are {', '.join(_KEYS)}"
+            f"{label} has no key {unknown[0]!r}: its keys are {', '.join(_KEYS)}{did_you_mean(unknown[0], _KEYS)}"
         )
     path, digest = held.get("path"), held.get("sha256")
     if not isinstance(path, str) or not path:
@@ -124,8 +124,8 @@ def version_at(registry: Registry, name: str, asked: str) -> Version:
     model, _, rest = name.partition("@") if "@" in name else name.partition("/")
     own = [v for v in registry.versions if v.name == model]
     if not own:
-        there = f"it has {', '.join(registry.names) or 'none'}"
-        raise BadModel(f"{asked}: {registry.file} has no model {model!r}{did_you_mean(model, registry.names)}: {there}")
+        there = f"it has {', '.join(registry.names) or 'none'}{did_you_mean(model, registry.names)}"
+        raise BadModel(f"{asked}: {registry.file} has no model {model!r}: {there}")
     versions = {v.version: v for v in own}
     if "@" not in name:
         if not rest:
@@ -133,15 +133,15 @@ def version_at(registry: Registry, name: str, asked: str) -> Version:
         if rest in versions:
             return versions[rest]
         raise BadModel(
-            f"{asked}: {registry.file} has no version {rest!r} of {model}{did_you_mean(rest, versions)}: it has "
-            f"{', '.join(versions)}"
+            f"{asked}: {registry.file} has no version {rest!r} of {model}: it has {', '.join(versions)}"
+            f"{did_you_mean(rest, versions)}"
         )
     stages = {stage: v for v in own for stage in v.approved}
     if rest in stages:
         return stages[rest]
     raise BadModel(
-        f"{asked}: no version of {model} is approved for {rest!r}{did_you_mean(rest, stages)}: {_stages(own)}; "
-        f"gristmill approve {model} VERSION --for {rest or 'STAGE'} approves one"
+        f"{asked}: no version of {model} is approved for {rest!r}: {_stages(own)}; gristmill approve {model} VERSION "
+        f"--for {rest or 'STAGE'} approves one{did_you_mean(rest, stages)}"
     )
 
 
@@ -211,10 +211,12 @@ def _examined(known: Registry, name: str, version: str, path: str | None, file: 
     if found is None and path is None:
         versions = [v.version for v in known.versions if v.name == name]
         if versions:
-            near = f"{file} has no version {version!r} of {name}{did_you_mean(version, versions)}"
-            raise BadModel(f"{near}: it has {', '.join(versions)}; --path PATH (path=) adds one")
+            raise BadModel(
+                f"{file} has no version {version!r} of {name}: it has {', '.join(versions)}; --path PATH (path=) adds "
+                f"one{did_you_mean(version, versions)}"
+            )
         near = did_you_mean(name, known.names)
-        raise BadModel(f"{file} has no model {name!r}{near}: --path PATH (path=) says where the files of a new one are")
+        raise BadModel(f"{file} has no model {name!r}: --path PATH (path=) says where the files of a new one are{near}")
     folder = os.path.dirname(os.path.realpath(file))
     if path is None:
         assert found is not None

@@ -21,9 +21,11 @@ LATE = "a call took longer than its limit"
 LATE_LOAD = "imports and the model took longer to load than their limit"
 LATE_BY = 1.02  # a worker's watch ends it at its limit times this
 _DUMP = re.compile(r"^Timeout \((\d+):(\d\d):(\d\d(?:\.\d+)?)\)!$", re.MULTILINE)
-_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
+_FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)  # as faulthandler writes them
+_CALLED = re.compile(r'  File "(.+?)", line \d+')  # as tracebacks have them
 _STACKS = re.compile(r'^(?:(?:Current )?[Tt]hread 0x.*|  File ".*|  \.\.\.|  <.*|)$')
 _OTHERS = ("/site-packages/", "/dist-packages/", "/lib/python3.", os.path.dirname(os.path.dirname(__file__)) + os.sep)
+_BEGINS = "Traceback (most recent call last):\n"
 TRACE = 16_000  # characters of a traceback that are kept, the last ones: the user's own frames
 
 
@@ -99,6 +101,25 @@ def failure_of(error: BaseException, kind: FailureKind = "other") -> Failure:
     )
 
 
+def own_frames(text: str) -> str:
+    """`text` without the frames of its tracebacks that lead to the user's own code; all are kept where none is."""
+    parts = text.split(_BEGINS)
+    return _BEGINS.join([parts[0], *map(_from_own, parts[1:])])
+
+
+def _from_own(trace: str) -> str:
+    """What follows the first line of a traceback: frames of some lines each, the exception, and more text."""
+    lines = trace.splitlines(keepends=True)
+    end = next((i for i, line in enumerate(lines) if not line.startswith("  ")), len(lines))
+    own = (i for i, line in enumerate(lines[:end]) if (frame := _CALLED.match(line)) and _users(frame[1]))
+    return "".join(lines[next(own, 0) :])
+
+
+def _users(path: str) -> bool:
+    """Whether a file is neither of this package, nor installed, nor of Python itself."""
+    return not path.startswith("<frozen ") and not any(part in path for part in _OTHERS)
+
+
 def _name(kind: type[BaseException]) -> str:
     """A class as people know it: those of this package by their names alone, wherever they are."""
     module = str(kind.__module__)
@@ -140,7 +161,7 @@ def _late(evidence: str) -> str:
     hours, minutes, seconds = (float(part) for part in dumped.groups())
     limit = f" of {(hours * 3600 + minutes * 60 + seconds) / LATE_BY:.3g} s"
     frames = _FRAME.finditer(evidence, dumped.end())
-    own = next((f for f in frames if f[1][:1] != "<" and not any(part in f[1] for part in _OTHERS)), None)
+    own = next((f for f in frames if f[1][:1] != "<" and _users(f[1])), None)
     return limit if own is None else f"{limit}, at {own[1]}:{own[2]} in {own[3]}"
 
 

@@ -42,6 +42,6 @@ def read_of(wanted: Wanted, there: Sequence[str]) -> list[str]:
     for name in asked:
         if name not in there:
             raise BadSource(
-                f"{wanted.shown}: there is no column {name!r}{did_you_mean(name, there)}: it has {', '.join(there)}"
+                f"{wanted.shown}: there is no column {name!r}: it has {', '.join(there)}{did_you_mean(name, there)}"
             )
     return asked

@@ -156,8 +156,8 @@ class TopicLog:
             there = consumer.topics()
             listed = ", ".join(there[:8]) + (", …" if len(there) > 8 else "")
             raise BadSource(
-                f"{self.shown}: there is no topic {self.topic!r}{did_you_mean(self.topic, there)}: "
-                f"the broker has {listed or 'none'}"
+                f"{self.shown}: there is no topic {self.topic!r}: the broker has "
+                f"{listed or 'none'}{did_you_mean(self.topic, there)}"
             )
         return found
 
@@ -479,8 +479,8 @@ def placed(uri: str, storage: Mapping[str, Any]) -> tuple[str, str, TopicLog, st
         raise BadJob(f"{shown}: give brokers and a topic, as in kafka://HOST:9092/TOPIC")
     if other := next((n for n in said if n not in OURS), None):
         raise BadJob(
-            f"{shown}: has {other!r}{did_you_mean(other, OURS)}: an address takes {', '.join(OURS)}; properties of the "
-            "client, such as sasl.password, go into storage"
+            f"{shown}: has {other!r}: an address takes {', '.join(OURS)}; properties of the client, such as "
+            f"sasl.password, go into storage{did_you_mean(other, OURS)}"
         )
     client = {n: v for n, v in storage.items() if n != MARKS}
     if "@" in parts.netloc:

@@ -109,8 +109,8 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
     for option, columns in (("key", load.key), ("index", tuple(load.index))):
         if unknown := next((name for name in columns if name not in names), None):
             raise BadJob(
-                f"deliver {delivery.shown}: {option} names column {unknown!r}, which the result does not have"
-                f"{did_you_mean(unknown, names)}: it has {', '.join(names)}"
+                f"deliver {delivery.shown}: {option} names column {unknown!r}, which the result does not have: "
+                f"it has {', '.join(names)}{did_you_mean(unknown, names)}"
             )
     store.check(load)
     if load.mode == "append":

@@ -98,10 +98,11 @@ def _in_order(key: Key, names: list[str], shown: str) -> tuple[Any, ...]:
             return tuple(key[name] for name in names)
         unknown = next((name for name in key if name not in names), None)
         if unknown is not None:
-            what = f"{unknown!r} is no column of the key{did_you_mean(str(unknown), names)}"
+            what = f"{unknown!r} is no column of the key"
         else:
             what = f"{next(name for name in names if name not in key)!r} is missing"
-        raise BadKey(f"{shown}: key {dict(key)!r}: {what}: the key has {_counted(names)}")
+        near = did_you_mean(str(unknown), names) if unknown is not None else ""
+        raise BadKey(f"{shown}: key {dict(key)!r}: {what}: the key has {_counted(names)}{near}")
     if len(key) != len(names):
         raise BadKey(f"{shown}: key {key if len(key) != 1 else key[0]!r}: the key has {_counted(names)}")
     return key

@@ -151,9 +151,9 @@ class Lake:
                 )
             if there and field.name not in there and not load.evolve:
                 raise BadJob(
-                    f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}: it "
-                    f"has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the delivery "
-                    "add it (evolve=True)"
+                    f"{shown}: has no column {field.name!r}, which the result has: it has {', '.join(there)}; add it "
+                    "there, leave it out of the result (drop=), or let the delivery add it (evolve=True)"
+                    f"{did_you_mean(field.name, there)}"
                 )
             column = there.get(field.name, pa.field(field.name, own))
             if not holds(column.type, own):

@@ -42,7 +42,7 @@ def keyed(shown: str, key: Sequence[str], types: Mapping[str, pa.DataType]) -> d
         )
     for name in key:
         if name not in types:
-            raise BadJob(f"{shown}: has no column {name!r}{did_you_mean(name, types)}: it has {', '.join(types)}")
+            raise BadJob(f"{shown}: has no column {name!r}: it has {', '.join(types)}{did_you_mean(name, types)}")
     return {name: types[name] for name in key}
 
 

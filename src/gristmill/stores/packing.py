@@ -75,9 +75,8 @@ def check_beside(load: Load, marks: Iterable[Mark], shown: str, *, texts: bool =
     for field in load.schema if beside else ():
         if field.name not in kinds and not load.evolve:
             raise BadJob(
-                f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, kinds)}: it "
-                f"has {', '.join(kinds)}; leave it out of the result (drop=), or let the delivery add it "
-                "(evolve=True)"
+                f"{shown}: has no column {field.name!r}, which the result has: it has {', '.join(kinds)}; leave it "
+                f"out of the result (drop=), or let the delivery add it (evolve=True){did_you_mean(field.name, kinds)}"
             )
         exactly = field.name in load.key and len(load.key) > 1  # whose bytes tell types apart
         exactly |= texts and pa.types.is_floating(storage(field.type))

@@ -81,9 +81,9 @@ class Tables:
             if field.name not in there:
                 if there and not load.evolve:
                     raise BadJob(
-                        f"{shown}: has no column {field.name!r}, which the result has{did_you_mean(field.name, there)}"
-                        f": it has {', '.join(there)}; add it there, leave it out of the result (drop=), or let the "
-                        "delivery add it (evolve=True)"
+                        f"{shown}: has no column {field.name!r}, which the result has: it has {', '.join(there)}; add "
+                        "it there, leave it out of the result (drop=), or let the delivery add it (evolve=True)"
+                        f"{did_you_mean(field.name, there)}"
                     )
                 columns[field.name] = self._db.kind(field)
             elif not self._db.holds(field, there[field.name]):

@@ -77,7 +77,7 @@ def chosen(columns: Mapping[str, Any], named: str | None, shown: str) -> str:
     """The column of vectors that is named, or the only one. Raises BadJob."""
     if named is not None:
         if named not in columns:
-            raise BadJob(f"{shown}: has no column of vectors {named!r}{did_you_mean(named, columns)}{_those(columns)}")
+            raise BadJob(f"{shown}: has no column of vectors {named!r}{_those(columns)}{did_you_mean(named, columns)}")
         return named
     if len(columns) != 1:
         way = "say which, for example column=" + repr(next(iter(columns))) if columns else "cast lists to float32[n]"
@@ -135,7 +135,7 @@ def indexed(load: Load, shown: str, kinds: Sequence[str], known: Sequence[str]) 
         raise BadJob(f"{where} is {kind!r}: it must be one of {', '.join(kinds)}")
     metric = metric_of(about.pop("metric", "cosine"), where)
     if unknown := next((name for name in about if name not in known), None):
-        raise BadJob(f"{where} has no option {unknown!r}{did_you_mean(unknown, known)}: it has {', '.join(known)}")
+        raise BadJob(f"{where} has no option {unknown!r}: it has {', '.join(known)}{did_you_mean(unknown, known)}")
     return Indexed(column, columns[column], metric, {"kind": kind, **about})
 
 
