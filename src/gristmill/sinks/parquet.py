@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from gristmill.arrow import nullvectors
 from gristmill.arrow.casts import fitted, lossless
 from gristmill.arrow.schemas import plain, real, unwritable, wider
 from gristmill.errors import BadJob, CorruptStore
@@ -58,7 +59,8 @@ class ParquetSink:
         return pa.schema(fields)
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-        return {}
+        """Rows without a vector in a column of vectors, where pyarrow could not read them back."""
+        return {} if nullvectors.READS_BACK else _without_vector(rows)
 
     def count(self, path: str, role: Role) -> int:
         """Rows by the footer; raises CorruptStore if there is no readable one."""
@@ -199,6 +201,19 @@ def _told(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not any(c.dictionary.null_count for c in column.chunks):
         return column
     return pa.chunked_array([lossless(lossless(c, pa.string()), c.type) for c in column.chunks], column.type)
+
+
+def _without_vector(rows: pa.Table) -> dict[int, tuple[str, str]]:
+    import numpy as np
+    import pyarrow as pa
+
+    found: dict[int, tuple[str, str]] = {}
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        mask = nullvectors.missing(column)
+        for row in [] if mask is None else np.flatnonzero(mask).tolist():
+            why = f"column {name!r} lacks a vector here, and pyarrow {pa.__version__} cannot read Parquet files of that"
+            found.setdefault(row, ("NullVector", f"{why}: pip install 'pyarrow>=26', then retry-dead, or format jsonl"))
+    return found
 
 
 def holdable(schema: pa.Schema, where: str) -> pa.Schema:
