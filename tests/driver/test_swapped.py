@@ -69,3 +69,14 @@ def test_looking_refuses_what_a_run_refuses(verb: str, folder: Path) -> None:
     with pytest.raises(gm.BadJob, match="did not write"):
         getattr(gm.Job("in.parquet", doubled, "data/", workers=0), verb)()
     assert getattr(gm.Job("in.parquet", doubled, gm.sink("data/", overwrite=True), workers=0), verb)()
+
+
+@pytest.mark.parametrize("sink", ["scores[2]/", "what?/", "one[2].parquet"])
+def test_a_name_that_is_a_pattern_too(sink: str, folder: Path) -> None:
+    """A chain writes there each night, whatever else comes to be there that it matches."""
+    gm.apply("in.parquet", "first/", fn=doubled, workers=0)
+    gm.apply("first/", sink, fn=lambda batch: batch, workers=0)
+    for other in ("scores2", "whats"):
+        Path(other).mkdir()
+    Path("one2.parquet").write_bytes(b"")
+    assert gm.apply("first/", sink, fn=lambda batch: batch, workers=0).state == "nothing to do"

@@ -105,8 +105,11 @@ def test_fault_05_how_a_run_ended_is_known_without_room_for_it(quick: Path, moun
     root, files = os.path.join(mount("size=256k"), "out"), LocalFiles()
     one = Run(run="one", generation=1, kind="run", state="running", started=1000.0)
     how = replace(one, state="failed", exit_code=1, error="the disk is full " * 20, notes=("a note",) * 500)
+    claim = Path(root, "_gristmill", "generations", "0001.json")
     for written in (True, False):
         runrecord.begun(root, files, one)
+        claim.parent.mkdir(exist_ok=True)
+        claim.touch()
         folder = Path(runrecord.folder_of(root))
         if not written:
             for path in folder.iterdir():
@@ -117,6 +120,10 @@ def test_fault_05_how_a_run_ended_is_known_without_room_for_it(quick: Path, moun
         runrecord.ended(root, files, how)
         assert len(list(folder.iterdir())) == written
         assert runrecord.last(root, files, "unfinished") == replace(how, notes=())
+        if not written:  # of a sink that is gone by now, with another one in its place
+            claim.unlink()
+            assert runrecord.last(root, files, "empty") is None
+            claim.touch()
         os.remove(os.path.join(root, "other"))
     assert runrecord.begun(root, files, replace(one, run="two", started=2000.0)) == []
     assert [(run.run, run.state) for run in runrecord.listed(root, files)] == [("one", "failed"), ("two", "running")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ threading.Thread(target=late).start()
 
 OTHERS = """
 import threading
+from concurrent.futures import wait
 %s
 class Frame:  # of a library that converts in threads
     def __arrow_c_stream__(self, schema=None):
@@ -115,3 +117,12 @@ def test_nobody_waits_for_a_pool_that_is_dropped() -> None:
         if thread.name == "gristmill-dropped":
             thread.join(10)
             assert not thread.is_alive()
+
+
+def test_what_is_dropped_is_over() -> None:
+    """Whoever waits for all that was given hears of what never began, too: a copy of a store hung for ever."""
+    with Pool(2) as pool:
+        begun = [pool.submit(threading.Event().wait, 0.2) for _ in range(6)]
+        pool.cancel()
+        assert not wait(begun, timeout=10).not_done
+        assert [each.cancelled() for each in begun].count(True) >= 4

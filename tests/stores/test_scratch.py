@@ -126,3 +126,22 @@ def test_a_folder_that_somebody_removes(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert files.digest("s3://box/a")[0] == 4
     assert SCRATCH._folder is not None
     SCRATCH._folder.remove()
+
+
+def test_a_copy_that_is_removed_while_it_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its object is there, and is not said to be missing; an object that is missing is."""
+    from obstore.store import MemoryStore
+
+    monkeypatch.setattr(SCRATCH, "_folder", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    files = ObjectFiles("s3://box/", {})
+    files._opened = MemoryStore()
+    files.write_over("s3://box/a", b"rows")
+    with pytest.raises(OSError, match="removed while it was read") as gone, files.local("s3://box/a") as copy:
+        os.unlink(copy)
+        Path(copy).read_bytes()
+    assert not isinstance(gone.value, FileNotFoundError)
+    with pytest.raises(FileNotFoundError), files.local("s3://box/b"):
+        pass
+    assert SCRATCH._folder is not None
+    SCRATCH._folder.remove()

@@ -145,6 +145,11 @@ def generations(root: str, files: Files = LOCAL) -> list[Generation]:
     return [_claimed(files, root, number) for number in numbers]
 
 
+def claimed(root: str, number: int, files: Files = LOCAL) -> bool:
+    """Whether a sink has, or had, a generation of this number."""
+    return f"{number:04d}.json" in files.names(join(root, META, "generations"))
+
+
 def pending(claims: Sequence[Generation], published: int) -> Generation | None:
     """The claim that can still become the publication after number `published`: the last one made from it, ignoring any
     that was refused.

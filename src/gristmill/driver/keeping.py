@@ -5,7 +5,7 @@ scored. The result is a generation of its own, which needs nothing of the one be
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -207,13 +207,15 @@ def _shards(
     at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left], beside: frozenset[str]
 ) -> tuple[pa.Table, pa.Table]:
     """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED). It is divided as
-    unfinished ones were.
+    unfinished ones were, where the files can still be cut there: they may have changed since.
     """
     r = at.resolved
     rows = sizes.shard_rows(r, None)
     before = [int(n) for b in bases for n in _rows_of(b.plan)]
     rows = min(rows, max(before)) if before and r.job.running.shard_rows == "auto" else rows
-    known: dict[tuple[int, int], Piece] = {x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges}
+    known: dict[tuple[int, int], Piece] = {
+        x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges and _can_be_cut(r, x.ranges)
+    }
     known.update(_adoptable(at, bases, beside))
     out: list[tuple[int, int, int, int, int]] = []
     adopted: list[tuple[int, int, int]] = []
@@ -235,7 +237,13 @@ def _shards(
         for n, *span in zip(*(table.column(name).to_pylist() for name in RANGES.names), strict=True):
             out.append((number + n, *span))
         number += shard.count(table)
+    assert _can_be_cut(r, [(file, start, stop) for _, file, start, stop, _ in out]), "cut inside a row"
     return _table(RANGES, out), _table(ADOPTED, adopted)
+
+
+def _can_be_cut(r: Resolved, ranges: Iterable[Place]) -> bool:
+    """Whether all of these begin and end where the files, as they are now, can be cut."""
+    return all(r.files[f].can_be_cut(a) and r.files[f].can_be_cut(b) for f, a, b in ranges)
 
 
 def _table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:

@@ -12,7 +12,7 @@ import os
 import time
 from dataclasses import replace
 
-from gristmill.commit.generation import meta
+from gristmill.commit.generation import claimed, meta
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
@@ -72,7 +72,7 @@ def _written_in_place(path: str, record: RunRecord) -> bool:
 
 def listed(root: str, files: Files, most: int = KEPT) -> list[Run]:
     """The newest runs, newest last; records that do not read back are left out."""
-    other, found = _elsewhere_known(root), list[Run]()
+    other, found = _elsewhere_known(root, files), list[Run]()
     for name in sorted(_names(root, files))[-most:]:
         with contextlib.suppress(FileNotFoundError, CorruptStore):
             run = Run(**vars(RunRecord.load_from(join(folder_of(root), name), files)))
@@ -88,7 +88,7 @@ def begun(root: str, files: Files, run: Run) -> list[Run]:
     # Only the last that began can be: each run that begins ends those before it.
     last = listed(root, files, LAST)
     died = [replace(one, state=KILLED) for one in last if one.state == RUNNING and one.run != run.run]
-    other = _elsewhere_known(root)
+    other = _elsewhere_known(root, files)
     for one in died if other is None or not other.generation else [*died, other]:
         write(root, files, one)
     files.note(join(folder_of(root), _name(run)), RunRecord(**vars(run)).dump().ljust(ROOM))
@@ -114,7 +114,7 @@ def last(root: str, files: Files, state: str) -> Run | None:
     says that it does was killed.
     """
     found = [settled(one, state) for one in listed(root, files, LAST)]
-    other = None if found else _elsewhere_known(root)
+    other = None if found else _elsewhere_known(root, files)
     found += [] if other is None else [other]
     return max(found, key=lambda one: one.started + one.seconds, default=None)
 
@@ -140,9 +140,11 @@ def _write_elsewhere(root: str, run: Run) -> None:
     LOCAL.write_over(path, RunRecord(**vars(run)).dump())
 
 
-def _elsewhere_known(root: str) -> Run | None:
+def _elsewhere_known(root: str, files: Files) -> Run | None:
+    """The record in the cache; None if it is of a sink that is gone, of whose generation this one has no claim."""
     with contextlib.suppress(OSError, RuntimeError, CorruptStore):
-        return Run(**vars(RunRecord.load_from(_elsewhere(root), LOCAL)))
+        run = Run(**vars(RunRecord.load_from(_elsewhere(root), LOCAL)))
+        return run if not run.generation or claimed(root, run.generation, files) else None
     return None
 
 

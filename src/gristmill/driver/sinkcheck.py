@@ -24,7 +24,7 @@ def refuse(source: Source, sink: Sink, root: str, files: Files, *, manifest: boo
         raise BadJob(f"sink {root}: is a folder, and this names one file: a folder of this name is {sink.uri}/")
     try:
         check_other(source, sink)
-        if is_local(sink.uri) and glob.has_magic(sink.uri) and glob.glob(local_path(sink.uri), recursive=True):
+        if is_local(sink.uri) and _is_pattern(local_path(sink.uri)) and not files.holds(generations.meta(root)):
             _refuse_swapped(source, sink, "matches files")
         try:
             publishing.refuse_foreign(root, sink.overwrite, files, manifest=manifest)
@@ -37,6 +37,11 @@ def refuse(source: Source, sink: Sink, root: str, files: Files, *, manifest: boo
             raise
     except OSError as e:
         raise BadJob(f"sink {sink.uri}: cannot be read ({e.strerror})") from e
+
+
+def _is_pattern(path: str) -> bool:
+    """Whether it matches files, and is no name of one itself."""
+    return glob.has_magic(path) and not os.path.lexists(path) and bool(glob.glob(path, recursive=True))
 
 
 def _refuse_swapped(source: Source, sink: Sink, there: str) -> None:

@@ -101,6 +101,10 @@ class ObjectFiles:
             with copy:
                 self._fetch(path, copy)
             yield copy.name
+        except FileNotFoundError as e:
+            if os.path.exists(copy.name):  # another file is missing, or the object
+                raise
+            raise OSError(f"{copy.name}: the copy of {path} was removed while it was read") from e
         finally:
             with suppress(FileNotFoundError):
                 os.unlink(copy.name)

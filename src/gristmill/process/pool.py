@@ -50,7 +50,8 @@ class Pool:
             dropped = [future for future, _ in self._left]
             self._left.clear()
         for future in dropped:
-            future.cancel()
+            if future.cancel():
+                future.set_running_or_notify_cancel()  # whoever waits for it is told only now
 
     def __enter__(self) -> Pool:
         return self

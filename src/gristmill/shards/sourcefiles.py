@@ -56,6 +56,13 @@ class FileInfo:
     row_bytes: float | None = None
     bytes: int | None = None
 
+    def can_be_cut(self, at: int) -> bool:
+        """Whether the file as it is now can be cut at a position, as one of another content need not be."""
+        if self.divisible:
+            return True
+        spot = int(self.cuts.searchsorted(at))
+        return spot < len(self.cuts) and int(self.cuts[spot]) == at
+
     @property
     def rows(self) -> int | None:
         """Rows in the file, or None if only reading could tell."""

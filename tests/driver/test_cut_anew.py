@@ -1,0 +1,62 @@
+"""Files that changed between two runs of an update are cut where they can be cut now."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gristmill as gm
+
+SCRIPT = """
+import asyncio, gristmill as gm
+async def answer(row):
+    await asyncio.sleep(0.1)
+    with open("calls", "a") as out:
+        out.write(f"{row['id']}\\n")
+    return {"y": row["id"] * 2}
+if __name__ == "__main__":
+    import job
+    model = gm.model(job.answer, concurrency=8)
+    gm.Job(gm.source("in.%s"), model, gm.sink("out", keep=["id", "w"]), update={"key": ["id"]}, workers=1).run()
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "csv.gz"])
+def test_a_line_that_became_shorter(form: str, tmp_path: Path) -> None:
+    """A run was killed before it committed; then the end of its shard is inside a row: no row is read in two halves."""
+    (tmp_path / "job.py").write_text(SCRIPT % form)
+    rows = [(1_200_000 + i, 55 if i == 0 else 5) for i in range(200)]
+
+    def write() -> None:
+        text = "id,w\n" + "".join(f"{a},{b}\n" for a, b in rows)
+        if form == "csv":
+            (tmp_path / "in.csv").write_text(text)
+        else:
+            import gzip
+
+            (tmp_path / "in.csv.gz").write_bytes(gzip.compress(text.encode()))
+
+    write()
+    command, calls = [sys.executable, "job.py"], tmp_path / "calls"
+    first = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not calls.exists() or calls.read_text().count("\n") < 80:  # more than the first rows
+        assert first.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    rows[0] = (1_200_000, 7)
+    rows += [(1_200_200 + i, 6) for i in range(5)]
+    write()
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = gm.read(str(tmp_path / "out")).to_table()
+    assert sorted(zip(*(found[name].to_pylist() for name in ("id", "w", "y")), strict=True)) == [
+        (a, b, 2 * a) for a, b in rows
+    ]
