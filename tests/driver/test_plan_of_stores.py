@@ -17,7 +17,7 @@ import pytest
 import gristmill as gm
 from gristmill.cli.app import main
 from gristmill.driver import views
-from gristmill.snapshots import pinned
+from gristmill.snapshots import pinning
 
 ROWS = 40
 
@@ -194,14 +194,14 @@ def test_a_source_is_counted(how: dict[str, Any], rows: int, monkeypatch: pytest
     """Of a table only the first rows are copied, and all are counted, with a limit, a sample or a query as the run."""
     monkeypatch.setattr(views, "COPIED", 10)
     copied: list[int] = []
-    whole = pinned.copied
+    whole = pinning.copied
 
     def noted(*given: Any) -> tuple[str, int]:
         name, count = whole(*given)
         copied.append(count)
         return name, count
 
-    monkeypatch.setattr(pinned, "copied", noted)
+    monkeypatch.setattr(pinning, "copied", noted)
     made = job(gm.source("sqlite://rows.sqlite" if "query" in how else "sqlite://rows.sqlite#rows", **how))
     found = made.plan()
     assert found.rows == rows and max(copied) <= 10 and found.shards == -(-rows // 10)
