@@ -27,7 +27,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("form", ["csv", "csv.gz"])
+@pytest.mark.parametrize("form", ["csv", pytest.param("csv.gz", marks=pytest.mark.long)])
 def test_a_line_that_became_shorter(form: str, tmp_path: Path) -> None:
     """A run was killed before it committed; then the end of its shard is inside a row: no row is read in two halves."""
     (tmp_path / "job.py").write_text(SCRIPT % form)

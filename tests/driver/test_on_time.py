@@ -294,6 +294,7 @@ def test_a_missed_deadline_is_told_by_alerts(tmp_path: Path) -> None:
     assert json.loads(line)["kind"] == "late"
 
 
+@pytest.mark.long
 def test_a_probe_in_which_nobody_answered(tmp_path: Path) -> None:
     """The forecast says how long that was, and of whom, as its time counts it as if all rows met that."""
     rows = pa.table({"text": [f"row {n}" for n in range(300)]})
