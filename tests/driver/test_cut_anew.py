@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import csv
 
 import gristmill as gm
 
@@ -38,8 +43,6 @@ def test_a_line_that_became_shorter(form: str, tmp_path: Path) -> None:
         if form == "csv":
             (tmp_path / "in.csv").write_text(text)
         else:
-            import gzip
-
             (tmp_path / "in.csv.gz").write_bytes(gzip.compress(text.encode()))
 
     write()
@@ -60,3 +63,28 @@ def test_a_line_that_became_shorter(form: str, tmp_path: Path) -> None:
     assert sorted(zip(*(found[name].to_pylist() for name in ("id", "w", "y")), strict=True)) == [
         (a, b, 2 * a) for a, b in rows
     ]
+
+
+def doubled(batch: Any) -> dict[str, Any]:
+    """A model."""
+    return {"y": batch["id"] * 2}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl.gz"])
+@pytest.mark.parametrize("some", [{"limit": 37}, {"sample": 13}, {"where": "id % 3 = 0", "limit": 50}])
+def test_what_is_selected_ends_where_it_will(form: str, some: dict[str, Any], tmp_path: Path) -> None:
+    """A limit or a sample ends between two rows, wherever files can be cut otherwise; the next night changes them."""
+    for night in range(2):
+        table = pa.table({"id": range(6000 - night), "w": [f"{i}{'!' * night}" for i in range(6000 - night)]})
+        if form == "csv":
+            csv.write_csv(table, tmp_path / "in.csv")
+        else:
+            lines = "".join(f"{json.dumps(row)}\n" for row in table.to_pylist())
+            (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+        source = gm.source(str(tmp_path / f"in.{form}"), **some)
+        job = gm.Job(
+            source, doubled, gm.sink(str(tmp_path / "out"), keep=["id", "w"]), update={"key": ["id"]}, workers=0
+        )
+        job.run()
+        new = gm.Job(source, doubled, gm.sink(str(tmp_path / f"new{night}"), keep=["id", "w"]), workers=0).run()
+        assert gm.read(str(tmp_path / "out")).to_table().equals(gm.read(new).to_table())

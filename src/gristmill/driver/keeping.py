@@ -5,7 +5,7 @@ scored. The result is a generation of its own, which needs nothing of the one be
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -213,8 +213,9 @@ def _shards(
     rows = sizes.shard_rows(r, None)
     before = [int(n) for b in bases for n in _rows_of(b.plan)]
     rows = min(rows, max(before)) if before and r.job.running.shard_rows == "auto" else rows
+    edges = _edges(r)
     known: dict[tuple[int, int], Piece] = {
-        x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges and _can_be_cut(r, x.ranges)
+        x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges and _can_be_cut(r, x.ranges, edges)
     }
     known.update(_adoptable(at, bases, beside))
     out: list[tuple[int, int, int, int, int]] = []
@@ -237,13 +238,20 @@ def _shards(
         for n, *span in zip(*(table.column(name).to_pylist() for name in RANGES.names), strict=True):
             out.append((number + n, *span))
         number += shard.count(table)
-    assert _can_be_cut(r, [(file, start, stop) for _, file, start, stop, _ in out]), "cut inside a row"
+    assert _can_be_cut(r, [(file, start, stop) for _, file, start, stop, _ in out], edges), "cut inside a row"
     return _table(RANGES, out), _table(ADOPTED, adopted)
 
 
-def _can_be_cut(r: Resolved, ranges: Iterable[Place]) -> bool:
-    """Whether all of these begin and end where the files, as they are now, can be cut."""
-    return all(r.files[f].can_be_cut(a) and r.files[f].can_be_cut(b) for f, a, b in ranges)
+def _can_be_cut(r: Resolved, ranges: Iterable[Place], edges: Set[tuple[int, int]]) -> bool:
+    """Whether all of these begin and end where files, as they are now, can be cut, or at `edges` of the selection."""
+    return all(r.files[f].can_be_cut(at) or (f, at) in edges for f, *ends in ranges for at in ends)
+
+
+def _edges(r: Resolved) -> set[tuple[int, int]]:
+    """Where what is selected (by limit or sample) begins and ends in files that cannot be cut anywhere."""
+    whole = np.array([not f.divisible for f in r.files], dtype=bool)
+    some = r.selection.ranges[whole[r.selection.ranges[:, 0]]] if len(whole) else r.selection.ranges
+    return {(f, at) for f, *ends in some.tolist() for at in ends}
 
 
 def _table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:

@@ -297,6 +297,15 @@ def _temporary(path: str) -> str:
     return join(inside if os.path.isdir(inside) else folder, f"{name}.{secrets.token_hex(4)}.tmp")
 
 
+def which_file(path: str) -> tuple[int, int] | None:
+    """Which file has a name now, by its device and inode; None if there is none."""
+    try:
+        about = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return about.st_dev, about.st_ino
+
+
 def join(*parts: str) -> str:
     """A path below a sink's root, in the form that every file layer takes."""
     return "/".join(p.rstrip("/") for p in parts[:-1]) + "/" + parts[-1]

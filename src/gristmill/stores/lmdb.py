@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from gristmill.arrow.spilling import spilling_to
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
+from gristmill.files.disk import which_file
 from gristmill.process.extras import require
 from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.lookup import keyed
@@ -160,7 +161,7 @@ def opened(place: Place) -> Any:
     """The published file, open for reading; None if there is none. All in a process share it."""
     lmdb, until = _package(place), time.monotonic() + PATIENCE
     with _opening:
-        while (inode := _inode(place)) is not None:
+        while (inode := which_file(place.path)) is not None:
             if (found := _open.get(inode)) is not None:
                 return found
             try:  # no lock: a file that has this name is never changed
@@ -170,7 +171,7 @@ def opened(place: Place) -> Any:
                     raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
                 time.sleep(WAIT)  # a thread has let go of it, and it is not closed yet
                 continue
-            if inode == _inode(place):
+            if inode == which_file(place.path):
                 _refuse_cut(made, place, inode)
                 _open[inode] = made
                 return made
@@ -190,15 +191,6 @@ def _refuse_cut(environment: Any, place: Place, inode: tuple[int, int]) -> None:
                 "part: restore it, or remove it and run again, or gristmill deliver, which brings this sink's result "
                 "(others bring theirs)"
             )
-
-
-def _inode(place: Place) -> tuple[int, int] | None:
-    """Which file has the name; None if there is none."""
-    try:
-        about = os.stat(place.path)
-    except FileNotFoundError:
-        return None
-    return about.st_dev, about.st_ino
 
 
 def _marks_in(environment: Any, place: Place) -> list[Mark]:
@@ -230,7 +222,7 @@ class FileReader:
 
     def _now(self) -> Open:
         """The published file."""
-        found, inode = self._open, _inode(self._place)
+        found, inode = self._open, which_file(self._place.path)
         if inode is None:
             raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
         if found is None or found.inode != inode:

@@ -22,6 +22,7 @@ from gristmill.arrow.schemas import plain, storage, unwritable
 from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
+from gristmill.files.disk import which_file
 from gristmill.job.uris import in_uri
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
@@ -125,7 +126,7 @@ class File:
             yield Nothing()
             return
         try:
-            if self._connection is not None and self._inode != _inode(self._place):
+            if self._connection is not None and self._inode != which_file(self._place.path):
                 self.close()  # the file was replaced: what is written into it would be seen by nobody
             if self._connection is None:
                 self._connection, self._inode = _opened(self._place, write=True)
@@ -325,20 +326,11 @@ def _connected(place: Place, *, write: bool) -> sqlite3.Connection:
     return connection
 
 
-def _inode(place: Place) -> tuple[int, int] | None:
-    """Which file has the name; None if there is none."""
-    try:
-        about = os.stat(place.path)
-    except FileNotFoundError:
-        return None
-    return about.st_dev, about.st_ino
-
-
 def _opened(place: Place, *, write: bool) -> tuple[sqlite3.Connection, tuple[int, int] | None]:
     """A connection, and which file it has open."""
     while True:
-        before, connection = _inode(place), _connected(place, write=write)
-        if (found := _inode(place)) == before or (before is None and write):
+        before, connection = which_file(place.path), _connected(place, write=write)
+        if (found := which_file(place.path)) == before or (before is None and write):
             return connection, found
         connection.close()  # another file got the name meanwhile, and which of them this is nobody tells
 
@@ -524,7 +516,7 @@ class FileReader:
 
     def _connection(self) -> sqlite3.Connection:
         """That of this thread, to the file that has the name now."""
-        inode = _inode(self._place)
+        inode = which_file(self._place.path)
         if inode is None:
             raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
         found, of = getattr(self._own, "open", (None, None))
