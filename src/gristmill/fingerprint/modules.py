@@ -198,6 +198,7 @@ def add_module(
     first = (module, name)
     waiting: list[tuple[str, str]] = [first]
     done: set[tuple[str, str]] = set()
+    installed: set[str] = set()
     wide = False
     while waiting:
         module, name = waiting.pop()
@@ -207,7 +208,10 @@ def add_module(
         done.add((module, name))
         file = local_file(module)
         if file is None:
-            add_version(module, found)
+            top = module.partition(".")[0]
+            if top not in installed:
+                installed.add(top)
+                add_version(top, found)
             continue
         parts = module.split(".")
         waiting += [(".".join(parts[:n]), "") for n in range(1, len(parts))]
@@ -312,6 +316,7 @@ class Source:
     changed: set[str] = field(default_factory=set)  # see `changed_names`
     drawn: dict[str, Drawn] = field(default_factory=dict)  # names whose values differ between processes
     _uses: dict[str, tuple[set[str], list[tuple[str, str]], bool]] = field(default_factory=dict)
+    _digests: dict[str, str] = field(default_factory=dict)
 
     def bind(self, found: list[tuple[str, tuple[str, str]]]) -> None:
         """Add the names that imports of the module bind."""
@@ -348,8 +353,10 @@ class Source:
 
     def digest(self, part: str) -> str:
         """A digest of a part's code that does not depend on formatting."""
-        text = "\n".join(map(ast.unparse, self.parts[part]))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        if part not in self._digests:  # a plan asks for it, then its pins, and each later job of this process
+            text = "\n".join(map(ast.unparse, self.parts[part]))
+            self._digests[part] = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return self._digests[part]
 
     def uses(self, part: str) -> list[tuple[str, str]]:
         """Names of other modules that a part uses."""
@@ -729,18 +736,27 @@ def add_version(module: str, found: dict[str, str]) -> None:
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in ("gristmill", "__main__") or f"version of {top}" in found:
         return
-    from importlib.metadata import version
+    from importlib.metadata import distribution, version
 
     for name in _distributions(top):
-        found[f"version of {name}"] = version(name)
+        told = distribution(name).read_text("METADATA")
+        found[f"version of {name}"] = version(name) if told is None else _version_in(told) or version(name)
+
+
+@functools.lru_cache(maxsize=256)
+def _version_in(told: str) -> str | None:
+    """The version that a distribution's metadata tell: parsing them takes a millisecond, and each run asks for many."""
+    from email.parser import HeaderParser
+
+    return HeaderParser().parsestr(told)["Version"]
 
 
 def _distributions(top: str) -> list[str]:
     """The installed distributions that a top-level module belongs to."""
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import PackageNotFoundError, distribution
 
     try:
-        version(top)
+        distribution(top)
     except PackageNotFoundError:
         return _by_module().get(top, [])
     return [top]
