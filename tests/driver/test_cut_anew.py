@@ -88,3 +88,21 @@ def test_what_is_selected_ends_where_it_will(form: str, some: dict[str, Any], tm
         job.run()
         new = gm.Job(source, doubled, gm.sink(str(tmp_path / f"new{night}"), keep=["id", "w"]), workers=0).run()
         assert gm.read(str(tmp_path / "out")).to_table().equals(gm.read(new).to_table())
+
+
+def test_a_limit_that_ends_later_in_a_file_that_is_as_it_was(tmp_path: Path) -> None:
+    """A shard that ended with a limit, inside what can be cut only whole, is read again where the limit ends later."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+
+    def put(name: str, begin: int, end: int) -> None:
+        csv.write_csv(pa.table({"id": range(begin, end)}), folder / name)
+
+    put("b.csv", 10_000, 14_000)
+    sink = gm.sink(str(tmp_path / "out"), keep=["id"])
+    job = gm.Job(gm.source(str(folder), limit=1500), doubled, sink, update={"key": ["id"]}, workers=0, shard_rows=200)
+    for rows in (1000, 700, 900):
+        put("a.csv", 0, rows)
+        job.run()
+        found = gm.read(str(tmp_path / "out")).to_table().column("id").to_pylist()
+        assert sorted(found) == [*range(rows), *range(10_000, 11_500 - rows)]

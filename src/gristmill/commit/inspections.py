@@ -70,7 +70,8 @@ def as_table(infos: Sequence[FileInfo], how: str) -> pa.Table:
 
 def of_generations(members: Iterable[Generation]) -> Inspections:
     """What the stored plans of these generations know; the latest takes precedence. Plans that cannot be read are
-    skipped: the run reports the damage if it needs them.
+    skipped: the run reports the damage if it needs them. A file that was touched since, and found to hold what shards
+    read of it, may be another one where none did: it is inspected again.
     """
     found: dict[str, dict[str, FileInfo]] = {}
     for member in members:
@@ -78,7 +79,7 @@ def of_generations(members: Iterable[Generation]) -> Inspections:
             table = stored_files(member)
             if table is not None:
                 how = (table.schema.metadata or {}).get(_LOOKED_AT, b"").decode()
-                found.setdefault(how, {}).update(_infos(table, _noted(member)))
+                found.setdefault(how, {}).update(_infos(table))
     return Inspections(found)
 
 
@@ -86,7 +87,7 @@ def planned_files(members: Iterable[Generation]) -> dict[str, FileInfo]:
     """The files of stored plans by path; the latest takes precedence."""
     found: dict[str, FileInfo] = {}
     for table in map(stored_files, members):
-        found.update({} if table is None else _infos(table, {}))
+        found.update({} if table is None else _infos(table))
     return found
 
 
@@ -124,7 +125,7 @@ def _noted(member: Generation) -> Mapping[str, Seen]:
         return {}  # the files are read once more
 
 
-def _infos(table: pa.Table, noted: Mapping[str, Seen]) -> dict[str, FileInfo]:
+def _infos(table: pa.Table) -> dict[str, FileInfo]:
     schemas = [decode_schema(text) for text in json.loads(table.schema.metadata[_SCHEMAS])]
     names = ("path", "size", "stamp", "touched", "extent", "layout", "divisible", "row_bytes", "nulls", "schema")
     plain = zip(*(table.column(name).to_pylist() for name in names), strict=True)
@@ -135,7 +136,7 @@ def _infos(table: pa.Table, noted: Mapping[str, Seen]) -> dict[str, FileInfo]:
     ):
         assert cuts is not None
         counted = None if nulls is None else json.loads(nulls)
-        file = SourceFile(path, *noted.get(path, (size, stamp, touched)))
+        file = SourceFile(path, size, stamp, touched)
         infos[path] = FileInfo(file, extent, cuts, divisible, schemas[schema], rows, counted, layout, row_bytes)
     return infos
 

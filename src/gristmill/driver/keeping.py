@@ -207,7 +207,8 @@ def _shards(
     at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left], beside: frozenset[str]
 ) -> tuple[pa.Table, pa.Table]:
     """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED). It is divided as
-    unfinished ones were, where the files can still be cut there: they may have changed since.
+    unfinished ones were, where the files can still be cut there: they may have changed since, and so may where a limit
+    ends in one that has not.
     """
     r = at.resolved
     rows = sizes.shard_rows(r, None)
@@ -217,7 +218,7 @@ def _shards(
     known: dict[tuple[int, int], Piece] = {
         x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges and _can_be_cut(r, x.ranges, edges)
     }
-    known.update(_adoptable(at, bases, beside))
+    known.update({x: piece for x, piece in _adoptable(at, bases, beside).items() if _can_be_cut(r, piece[0], edges)})
     out: list[tuple[int, int, int, int, int]] = []
     adopted: list[tuple[int, int, int]] = []
     number = 0

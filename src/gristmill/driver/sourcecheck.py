@@ -29,6 +29,7 @@ from gristmill.commit.generation import (
     stored_inputs,
     stored_reads,
 )
+from gristmill.commit.ledger import Ledger
 from gristmill.driver.jobsource import selected
 from gristmill.driver.resolved import Resolved
 from gristmill.errors import BadSource, GristmillError
@@ -114,9 +115,11 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
     if touched:
         planned = inspections.planned_files(members)
         same = {path: f for path, f in touched.items() if _laid_out_alike(f, planned[path])}
+        unlike = _of_other_types(r, members, same, planned)
         reasons = _differing(_readings(members, r.fs, same), tell)
         if not r.whole and _chosen_otherwise(r, members):
             reasons = {**dict.fromkeys(same, "with its present content, other rows would be selected"), **reasons}
+        reasons = {**unlike, **reasons}
         for path, f in same.items():
             digest = digests.input_digest(f)
             if path in reasons and _seen(f.file)[:2] == known[path][:2]:
@@ -124,7 +127,8 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
             out[path] = digests.other_content(digest, reasons[path]) if path in reasons else digest
         for path in touched.keys() - same.keys():
             out[path] = digests.other_content(
-                stored[path], "its rows begin at other positions than planned: it was rewritten"
+                stored[path],
+                "its rows begin at other positions than planned, or are others in number: it was rewritten",
             )
         inspections.note_same(members[-1], [f.file for path, f in same.items() if path not in reasons])
     now = {f.file.path: f for f in r.files}
@@ -156,8 +160,36 @@ def _seen(file: SourceFile) -> tuple[int, str, str]:
 
 
 def _laid_out_alike(now: FileInfo, planned: FileInfo) -> bool:
-    """Whether the plan's ranges, including those that no shard has read yet, begin and end at row boundaries."""
-    return (now.layout, now.extent) == (planned.layout, planned.extent) and np.array_equal(now.cuts, planned.cuts)
+    """Whether the plan's ranges, including those that no shard has read yet, begin and end at row boundaries, and have
+    as many rows as planned.
+    """
+    return (
+        (now.layout, now.extent) == (planned.layout, planned.extent)
+        and np.array_equal(now.cuts, planned.cuts)
+        and (now.cut_rows is None) == (planned.cut_rows is None)
+        and (now.cut_rows is None or np.array_equal(now.cut_rows, planned.cut_rows))
+    )
+
+
+def _of_other_types(
+    r: Resolved, members: Sequence[Generation], files: Mapping[str, FileInfo], planned: Mapping[str, FileInfo]
+) -> dict[str, str]:
+    """Why files of which shards are still to be read are not those planned, by path: a plan reads columns by the types
+    that they had, and rows of another type would be dead.
+    """
+    reasons: dict[str, str] = {}
+    for member in members:
+        plan = read_plan(member)
+        left = plan.shards.paths_of(Ledger.of(member).missing(len(plan.shards)))
+        for path in left & files.keys():
+            now, then = files[path].schema, planned[path].schema
+            read = [n for n in then.names if plan.about.reads.columns is None or n in plan.about.reads.columns]
+            for name in read:
+                kind = now.field(name).type if name in now.names else None
+                if kind != then.field(name).type and name not in (*r.fingerprint.texts, *r.folders):
+                    is_now = "is not there now" if kind is None else f"is {kind} now"
+                    reasons[path] = f"column {name!r} was {then.field(name).type}, and {is_now}: it was rewritten"
+    return reasons
 
 
 def with_files(plan: Plan, r: Resolved) -> Plan:

@@ -222,6 +222,11 @@ class ShardTable:
         found: list[int] = np.unique(self._columns["shard"][np.isin(self._columns["file"], wanted)]).tolist()
         return found
 
+    def paths_of(self, numbers: np.ndarray) -> set[str]:
+        """Paths of the files that these shards read."""
+        read = np.unique(self._columns["file"][np.isin(self._columns["shard"], numbers)])
+        return {self.files[i].path for i in read.tolist()}
+
     def inside(self, files: Sequence[FileInfo]) -> Numbers:
         """Numbers of the shards that begin between two cuts of a file in which positions are row numbers: such a file
         is decoded from the cut on.
