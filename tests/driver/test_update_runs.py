@@ -20,6 +20,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.cli.app import main
+from gristmill.driver import jobsource
 from gristmill.errors import BadJob, CorruptStore, GateFailed, PlanChanged
 
 
@@ -140,10 +141,32 @@ def test_a_file_that_is_renamed_while_an_update_runs(tmp_path: Path, asked: Aske
     for name, ids in ("a", range(100)), ("b", range(100, 200)):
         put(tmp_path / "in", name, ids)
     model = gm.model(moving, takes={"text": "string not null"})
-    with pytest.raises(gm.RunFailed, match=r"b\.parquet: gone since the plan was made: run again: ") as told:
+    with pytest.raises(gm.RunFailed, match=r"b\.parquet: gone since it was listed: run again: ") as told:
         job(tmp_path, BY_ID, model).run()
     assert told.value.exit_code == 1
     assert job(tmp_path, BY_ID, model).run().rows_ok == 200
+
+
+@pytest.mark.parametrize("step", ["inspected", "selected"])
+def test_a_file_that_goes_while_a_run_is_planned(
+    step: str, tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no plan that it could be put back for: the same command may be run again."""
+    put(tmp_path / "in", "a", range(100))
+    put(tmp_path / "in", "b", range(100, 200))
+    look = getattr(jobsource, step)
+
+    def gone(*args: Any) -> Any:
+        (tmp_path / "in" / "b.parquet").unlink(missing_ok=True)
+        return look(*args)
+
+    monkeypatch.setattr(jobsource, step, gone)
+    source = gm.source(str(tmp_path / "in"), where="id < 150", limit=120)
+    job = gm.Job(source, upper, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=0)
+    with pytest.raises(gm.RunFailed, match="while the run was being planned: run again"):
+        job.run()
+    assert not (tmp_path / "out").exists()
+    assert job.run().rows_ok == 100
 
 
 def test_files_taken_over_are_the_same_files(tmp_path: Path, asked: Asked) -> None:

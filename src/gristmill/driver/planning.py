@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from gristmill.driver.apart import Apart, check_other
 from gristmill.driver.devices import devices
 from gristmill.driver.resolved import Resolved
 from gristmill.engines import registry as engines
-from gristmill.errors import BadJob, GateFailed
+from gristmill.errors import BadJob, GateFailed, RunFailed, SourceChanged
 from gristmill.fingerprint import digests as fingerprint
 from gristmill.job.job import HELD, JobSpec, Sink, Source
 from gristmill.job.snapshots import is_snapshot
@@ -77,7 +77,8 @@ def resolve(
         fs, listed, stored, doubled = jobsource.listed(source, known.paths if known else frozenset(), apart)
     source_format = formats.source_format(source, listed)
     how = looked_at(source_format.name, format_options(source))
-    files, bad = jobsource.inspected(source, source_format, fs, listed, how, known or Inspections())
+    with _as_listed():
+        files, bad = jobsource.inspected(source, source_format, fs, listed, how, known or Inspections())
     files = as_text(files, texts)
     folders = any(f.folders for f in listed)
     if folders:
@@ -159,7 +160,10 @@ def _described(
     differing = jobcolumns.differing(job, seen, schema, reads, where)
     if differing and begins:
         raise differing
-    selection = jobsource.selected(source, source_format, fs, files, formats.reading(source, columns, schema, where))
+    with _as_listed():
+        selection = jobsource.selected(
+            source, source_format, fs, files, formats.reading(source, columns, schema, where)
+        )
     room = engines.room(job.engine)
     at = devices(job, model, info, room)
     dtype, backend = getattr(model, "dtype", "auto"), getattr(model, "backend", "auto")
@@ -193,6 +197,15 @@ def _described(
     if whole:
         _check_gates(resolved)
     return resolved
+
+
+@contextlib.contextmanager
+def _as_listed() -> Iterator[None]:
+    """Raises RunFailed for a file that goes before there is a plan: the next run lists what is there then."""
+    try:
+        yield
+    except SourceChanged as e:
+        raise RunFailed(f"{e}, while the run was being planned: run again") from e
 
 
 def laid_out(form: SinkFormat, sink: Sink | None) -> SinkFormat:

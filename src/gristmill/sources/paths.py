@@ -186,7 +186,7 @@ def open_input(fs: Storage, path: str) -> Any:
     try:
         return mount.listing.open(mount.inner(path))
     except FileNotFoundError as e:
-        raise SourceChanged(f"{path}: gone since the plan was made") from e
+        raise SourceChanged(f"{path}: gone since it was listed") from e
     except PermissionError as e:
         raise BadSource(f"{path}: not readable ({redact(e.strerror or str(e))})") from e
 
@@ -205,7 +205,7 @@ def look(fs: Storage, file: SourceFile) -> SourceFile:
     mount = fs.mount(file.path)
     now = mount.listing.look(mount.inner(file.path))
     if now is None:
-        raise SourceChanged(f"{file.path}: gone since the plan was made")
+        raise SourceChanged(f"{file.path}: gone since it was listed")
     return replace(file, size=now.size, stamp=now.stamp, touched=now.touched)
 
 
