@@ -340,9 +340,8 @@ def _opened(place: Place, *, write: bool) -> tuple[sqlite3.Connection, tuple[int
 
 def _told(place: Place, error: sqlite3.Error) -> BadJob | StoreUnavailable:
     """What is raised for an error of SQLite."""
-    other = not_sqlite(str(error), place.shown)
-    told = f"{place.shown}: SQLite says: {place.words(error)}{other}"
-    if other or isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):  # the latter of values that it refuses
+    told = f"{place.shown}: SQLite says: {place.words(error)}{not_sqlite(str(error), place.shown)}"
+    if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):  # of values that it refuses
         return BadJob(told)
     return (
         StoreBusy(told)
