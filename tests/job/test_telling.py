@@ -32,6 +32,7 @@ def test_short_forms() -> None:
         ({"webhook": "https://x.org", "email": "a@x.org"}, "has both webhook and email"),
         ({"webhook": "hooks.slack.com/x"}, "is no address"),
         ({"webhook": "ftp://x.org"}, "is no address"),
+        ({"webhook": "me@x.org"}, "write mailto:me@x.org, or {email: [me@x.org]}"),
         ({"webhook": "https://x.org/a b"}, "is no address"),
         ({"webhook": "https://x.org", "on": ["fail"]}, "on has 'fail': it has failed, late"),
         ({"email": "ops"}, "email is 'ops'"),

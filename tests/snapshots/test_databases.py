@@ -356,6 +356,43 @@ def test_floats_of_mysql_are_not_rounded() -> None:
     assert str(about.compile(dialect=dialect)) == "CAST(v AS CHAR)"
 
 
+def test_options_that_no_database_knows(tmp_path: Path) -> None:
+    """Those of an address, which nobody would look at; of a server the client says what it knows."""
+    for address in ("sqlite://a.sqlite?tabel=t#t", "duckdb://a.duckdb?tabel=t#t", "spark://db.t?tabel=t"):
+        with pytest.raises(gm.BadJob, match="has no option 'tabel': it takes none"):
+            read(address, tmp_path / "no")
+    pytest.importorskip("psycopg")
+    pytest.importorskip("adbc_driver_postgresql")
+    with pytest.raises(gm.BadSource, match='Postgres\' client says: invalid URI query parameter: "tabel"'):
+        read("postgresql://127.0.0.1:1/db?tabel=t#t", tmp_path / "no")
+
+
+def test_a_file_of_the_other_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is told by its address, where the rows are read, delivered to and looked up."""
+    duckdb = pytest.importorskip("duckdb")
+    monkeypatch.chdir(tmp_path)
+    with contextlib.closing(sqlite3.connect("lite.db")) as db:
+        db.execute("CREATE TABLE t (id INTEGER)")
+    duckdb.connect("duck.db").close()
+    connect = duckdb.connect
+    offline = {"autoinstall_known_extensions": False}  # else it would look for the extension on the network
+    monkeypatch.setattr(duckdb, "connect", lambda path, read_only=False, config=None: connect(path, config=offline))
+    made = gm.apply(pa.table({"id": [1]}), "out", fn=lambda batch: {"y": batch["id"]}, keep=["id"], workers=0)
+    assert made.rows_ok == 1
+    for wrong, right in (
+        ("duckdb://lite.db#t", "sqlite:///.*lite.db#t"),
+        ("sqlite://duck.db#t", "duckdb:///.*duck.db#t"),
+    ):
+        asked = (
+            lambda wrong=wrong: read(wrong, tmp_path / "no"),
+            lambda wrong=wrong: gm.deliver("out", wrong),
+            lambda wrong=wrong: gm.lookup(wrong, "id").get(1),
+        )
+        for one in asked:
+            with pytest.raises((gm.BadJob, gm.RunFailed), match=f"its address is {right}$"):
+                one()
+
+
 def test_what_is_no_database(tmp_path: Path) -> None:
     """The words of the database, before anything is made."""
     (tmp_path / "a.txt").write_text("not a database, but long enough to be looked at " * 100)
@@ -364,6 +401,8 @@ def test_what_is_no_database(tmp_path: Path) -> None:
             read(f"{scheme}://{tmp_path}/a.txt#rows", tmp_path / "no")
     with pytest.raises(gm.MissingExtra, match="needs a package for this database"):
         read("mysql+nodriver://host/db#rows", tmp_path / "no")
+    with pytest.raises(gm.MissingExtra, match=r"'MySQLdb': pip install pymysql, and write mysql\+pymysql://"):
+        read("mysql://host/db#rows", tmp_path / "no")
     with pytest.raises(gm.BadSource, match="did you mean 'duckdb'"):
         read(f"duckbd://{tmp_path}/a.duckdb#rows", tmp_path / "no")
     (tmp_path / "a.sqlite").touch()

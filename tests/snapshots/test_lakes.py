@@ -59,6 +59,13 @@ def test_an_earlier_version(lake: Any, tmp_path: Path) -> None:
         read(f"delta://{place}?version=7", tmp_path / "no", ["id"])
     with pytest.raises(gm.BadJob, match="give the number of a version"):
         read(f"delta://{place}?version=last", tmp_path / "no", ["id"])
+    for misspelt in (f"delta://{place}?versoin=0", f"delta+s3://box/{place.name}?versoin=0"):
+        with pytest.raises(gm.BadJob, match="has no option 'versoin': did you mean 'version'"):
+            read(misspelt, tmp_path / "no", ["id"])
+    with pytest.raises(gm.BadJob, match="version has no value"):
+        read(f"delta://{place}?version=", tmp_path / "no", ["id"])
+    with pytest.raises(gm.BadJob, match=r"storage has 'version', which goes into the address: \?version="):
+        read(gm.source(f"delta://{place}", storage={"version": 0}), tmp_path / "no", ["id"])
 
 
 def test_rows_appended_to_a_table_are_appended_to_the_result(lake: Any, tmp_path: Path) -> None:

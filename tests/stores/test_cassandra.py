@@ -94,11 +94,10 @@ def test_what_cannot_be_opened_is_told_before_scoring(
     keyspace: str, tmp_path: Path, address: str, options: dict[str, str], error: type[Exception], says: str
 ) -> None:
     """In one line, with the driver's own words, and without a sink."""
-    made = gm.to(address.format(keyspace), key="id", options=options)
-    job = gm.Job(pa.table({"id": [1]}), lambda batch: {"y": batch["id"]}, gm.sink(str(tmp_path / "out"), keep="id"),
-                 workers=0, deliver=[made])  # fmt: skip
+    rows, sink = pa.table({"id": [1]}), gm.sink(str(tmp_path / "out"), keep="id")
     with pytest.raises(error, match=says) as told:
-        job.run()
+        made = gm.to(address.format(keyspace), key="id", options=options)
+        gm.Job(rows, lambda batch: {"y": batch["id"]}, sink, workers=0, deliver=[made]).run()
     assert "\n" not in str(told.value) and not list(tmp_path.glob("out/*.parquet"))
 
 

@@ -15,6 +15,7 @@ from gristmill.job.keywords import option_fields
 from gristmill.job.namelists import split as names_in
 from gristmill.job.registry import Registry
 from gristmill.job.secret import Secret, reveal
+from gristmill.job.storeoptions import names_of, refuse_misplaced, refuse_unknown, said_in
 from gristmill.job.uris import in_uri, is_secret, redact
 from gristmill.values import dataclass
 
@@ -59,6 +60,7 @@ _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", 
 _SCHEMAS = {"postgresql": "public", "duckdb": "main"}  # of a table without one
 _PORTS = {"postgresql": 5432}
 _OURS = ("mode", "key", "evolve", "delete")  # options that a URI may hold in its query; all others are the client's
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def is_store(uri: str) -> bool:
@@ -177,14 +179,17 @@ class Delivery:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_folder", _current())
-        for name, text in _said(str(self.to)).items():
-            given: Any = names_in(text) if name == "key" else text if name == "mode" else text.lower() in ("1", "true")
-            if name == "mode" and text not in get_args(Mode):
-                raise BadJob(f"deliver {self.shown}: mode is {text!r}: it must be one of {', '.join(get_args(Mode))}")
-            object.__setattr__(self, name, tuple(given) if name == "key" else given)
+        for name, given in _said(self.to, f"deliver {self.shown}").items():
+            if getattr(self, name) not in (given, getattr(type(self), name)):
+                raise BadJob(
+                    f"deliver {self.shown}: {name} is {getattr(self, name)!r}, and in the address {given!r}: leave one "
+                    "of them out"
+                )
+            object.__setattr__(self, name, given)
         self._scheme()  # says that there is none
         _refuse_late_options(str(self.to), self.shown)
         kind = STORES.get(_kind(self.to))
+        _refuse_ignored(self.to, self.options, f"deliver {self.shown}")
         if self.mode not in kind.modes:
             raise BadJob(f"deliver {self.shown}: mode is {self.mode!r}: it must be one of {', '.join(kind.modes)}")
         if (kind.keyed or self.mode == "upsert") and not self.key:
@@ -215,11 +220,29 @@ def place_of(at: str | Delivery) -> Place:
     to, options, folder = (at.to, at.options, at._folder) if isinstance(at, Delivery) else (at, {}, _current())
     address, name, query = _parts(str(reveal(to)))
     _refuse_late_options(str(to), _shown(to, folder))
+    _refuse_ignored(to, options, _shown(to, folder))
     if _embedded(to):
         _refuse_quoted(address, folder, _shown(to, folder))
         address = f"{address.partition('://')[0]}://{in_uri(_path(address, folder))}"
     uri = address + ("?" + query if query else "")
     return Place(_kind(to), uri, name, _shown(to, folder), dict(reveal(options)))
+
+
+def keyed_by(at: str | Delivery) -> tuple[str, ...]:
+    """The columns that an address, or a delivery, says that rows are told apart by."""
+    return at.key if isinstance(at, Delivery) else _said(at, redact(str(at))).get("key", ())
+
+
+def _refuse_ignored(to: str, options: Mapping[str, Any], shown: str) -> None:
+    """Raises BadJob for options that nobody would look at, if the kind of store says which it takes."""
+    kind: Any = STORES.get(_kind(to))
+    if not hasattr(kind, "in_address"):
+        return
+    given, whose = names_of(reveal(to)), f"{shown}: an address of {kind.name}"
+    if beside := next((n for n in given if n not in (kind.in_address or ()) and n in (kind.in_options or ())), None):
+        raise BadJob(f"{whose} has no option {beside!r}: it goes into options: gm.to(…, options={{{beside!r}: …}})")
+    refuse_unknown(given, kind.in_address, _OURS, whose)
+    refuse_misplaced(options, kind.in_options, (*_OURS, "index"), f"{shown}: the client of {kind.name}")
 
 
 def _refuse_late_options(to: str, shown: str) -> None:
@@ -275,10 +298,19 @@ def _parts(uri: str) -> tuple[str, str, str]:
     return address, name, client
 
 
-def _said(uri: str) -> dict[str, str]:
-    """Our options in the query of an address."""
-    query = uri.partition("#")[0].partition("?")[2]
-    return {name: value for name, value in parse_qsl(query) if name in _OURS}
+def _said(uri: str, shown: str) -> dict[str, Any]:
+    """Our options in the query of an address. Raises BadJob for a value that is none of theirs."""
+    said: dict[str, Any] = said_in(reveal(uri), _OURS, shown, lists=("key",))
+    for name, text in said.items():
+        if name == "key":
+            said[name] = tuple(names_in(text))
+        elif name == "mode" and text not in get_args(Mode):
+            raise BadJob(f"{shown}: mode is {text!r}: it must be one of {', '.join(get_args(Mode))}")
+        elif name in ("evolve", "delete"):
+            if text.lower() not in _FLAGS:
+                raise BadJob(f"{shown}: {name} is {text!r}: it must be true or false")
+            said[name] = _FLAGS[text.lower()]
+    return said
 
 
 def to(uri: str, **options: "Unpack[DeliveryOptions]") -> Delivery:

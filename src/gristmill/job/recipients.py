@@ -65,6 +65,11 @@ class Alert:
             if kind not in INCIDENTS:
                 near = did_you_mean(kind, INCIDENTS)
                 raise BadJob(f"alert on has {kind!r}: it has {', '.join(INCIDENTS)}{near}")
+        if self.webhook and "://" not in reveal(self.webhook) and "@" in reveal(self.webhook):
+            raise BadJob(
+                f"alert webhook {self.webhook}: is an address of mail: write mailto:{self.webhook}, or "
+                f"{{email: [{self.webhook}]}}"
+            )
         if self.webhook:
             _web(self.webhook, "alert webhook")
         if self.email and urlsplit(reveal(self.smtp)).scheme not in ("smtp", "smtps"):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl
+from typing import TYPE_CHECKING, Any
 
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.job.delivery import Place
 from gristmill.job.job import Source
 from gristmill.job.registry import Registry
 from gristmill.job.secret import reveal
+from gristmill.job.storeoptions import names_of, refuse_unknown, said_in
 from gristmill.job.uris import in_uri, is_local, local_path, redact
 from gristmill.values import dataclass
 
@@ -125,14 +126,24 @@ def _place(uri: str, kind: type[SnapshotKind], source: Source) -> tuple[Place, d
         text = f"{kind.name}://{in_uri(local_path(text))}"
     rest, _, name = text.partition("#")
     address, _, query = rest.partition("?")
-    said = {n: v for n, v in parse_qsl(query) if n in kind.said}
     client = "&".join(p for p in query.split("&") if p and p.partition("=")[0] not in kind.said)
     uri = address + ("?" + client if client else "")
     shown = redact(uri)
+    said = said_in(text, kind.said, shown)
+    _refuse_ignored(kind, names_of(text), source.storage, shown)
     if kind.embedded and "+" not in address.partition("://")[0]:
         shown = f"{kind.name}://{in_uri(Place(kind.name, uri, name, '').path)}"
     shown += "".join(f"{mark}{n}={v}" for mark, (n, v) in zip("?&&&", said.items(), strict=False))
     return Place(kind.name, uri, name, f"{shown}#{name}" if name else shown, dict(reveal(source.storage))), said
+
+
+def _refuse_ignored(kind: Any, given: list[str], storage: Mapping[str, Any], shown: str) -> None:
+    """Raises BadJob for options that nobody would look at, if the kind of store says which it takes."""
+    if not hasattr(kind, "in_address"):
+        return
+    refuse_unknown(given, kind.in_address, kind.said, f"{shown}: an address of {kind.name}")
+    if said := next((name for name in storage if name in kind.said), None):
+        raise BadJob(f"{shown}: storage has {said!r}, which goes into the address: ?{said}=…")
 
 
 def table_of(wanted: Wanted) -> tuple[str, str]:

@@ -106,6 +106,15 @@ class SnapshotKind(Protocol):
         ...
 
 
+class Choosy(Protocol):
+    """A kind of store that says which options it takes in its addresses: others are refused. One without this is given
+    all.
+    """
+
+    in_address: ClassVar[tuple[str, ...]]
+    """Names beside those of `said`, which are its client's."""
+
+
 @runtime_checkable
 class Growing(Protocol):
     """A kind of store that also knows what came since an earlier snapshot."""

@@ -25,6 +25,7 @@ class Datasets:
     queried: ClassVar[bool] = False
     said: ClassVar[tuple[str, ...]] = ()
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[tuple[str, ...], ...]] = (("dataset_dict.json",), ("dataset_info.json", "state.json"))
 
     @staticmethod

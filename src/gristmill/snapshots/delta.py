@@ -31,6 +31,7 @@ class Delta:
     queried: ClassVar[bool] = False
     said: ClassVar[tuple[str, ...]] = ("version",)
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[tuple[str, ...], ...]] = (("_delta_log",),)
 
     @staticmethod

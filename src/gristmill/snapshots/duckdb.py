@@ -16,7 +16,7 @@ from gristmill.process.startup import imported
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.sql import counting, read_of, selected
 from gristmill.snapshots.times import checked
-from gristmill.stores.sql import quoted
+from gristmill.stores.sql import of_sqlite, quoted
 
 PATIENCE = 20.0  # seconds to wait for a file that another process has open for writing
 BATCH_ROWS = 65_536
@@ -38,6 +38,7 @@ class DuckDB:
     queried: ClassVar[bool] = True
     said: ClassVar[tuple[str, ...]] = ()
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @staticmethod
@@ -77,6 +78,8 @@ class Rows:
                 place = self._wanted.place
                 return quiet(duckdb.connect(place.path, read_only=True, config=dict(place.options)))
             except duckdb.IOException as e:
+                if (told := of_sqlite(str(e), self._wanted.shown)) is not None:
+                    raise BadSource(told) from e
                 if "lock" not in str(e).lower():
                     raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e
                 if time.monotonic() > until:

@@ -26,6 +26,7 @@ class Iceberg:
     queried: ClassVar[bool] = False
     said: ClassVar[tuple[str, ...]] = ("snapshot", "ref")
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @staticmethod

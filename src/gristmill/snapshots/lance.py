@@ -32,6 +32,7 @@ class Lance:
     queried: ClassVar[bool] = False
     said: ClassVar[tuple[str, ...]] = ("version",)
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...]] = ("ddbTableName",)
     marks: ClassVar[tuple[tuple[str, ...], ...]] = (("_versions", "data"),)
 
     @staticmethod

@@ -76,7 +76,10 @@ class Rows:
         self._adbc = require("adbc_driver_postgresql.dbapi", "postgres", wanted.shown)
         self._wanted = wanted
         given = {"connect_timeout": CONNECT, "application_name": "gristmill", **wanted.place.options}
-        self._info = self._psycopg.conninfo.make_conninfo(wanted.place.uri, **given)
+        try:
+            self._info = self._psycopg.conninfo.make_conninfo(wanted.place.uri, **given)
+        except self._psycopg.ProgrammingError as e:  # an option that it does not know
+            raise BadSource(f"{wanted.shown}: Postgres' client says: {wanted.words(e)}") from e
         self._idle: list[Reader] = []
         self._running: set[int] = set()  # the server's processes that are reading
         self._held = self._connected()

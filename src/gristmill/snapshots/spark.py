@@ -24,6 +24,7 @@ class Spark:
     queried: ClassVar[bool] = False
     said: ClassVar[tuple[str, ...]] = ()
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @staticmethod

@@ -22,6 +22,15 @@ from gristmill.snapshots.sqlite import declared_kind
 BATCH_ROWS = 16_384
 _STEADY = "REPEATABLE READ"  # in these a transaction then sees one snapshot; in others a statement does, or locks
 _KNOWN = ("mysql", "mariadb", "postgresql")
+_MYSQL = ("mysql", "mariadb")  # whose usual driver is built from source
+_DRIVERS = {
+    **dict.fromkeys(_MYSQL, "pymysql"),
+    "oracle": "oracledb",
+    "mssql": "pyodbc",
+    "snowflake": "snowflake-sqlalchemy",
+    "bigquery": "sqlalchemy-bigquery",
+    "trino": "'trino[sqlalchemy]'",
+}
 
 
 class SQLAlchemy:
@@ -70,7 +79,9 @@ class Rows:
             url = self._sa.make_url(place.uri.removeprefix("sqlalchemy+"))
             engine = self._sa.create_engine(url, connect_args=dict(place.options), poolclass=self._sa.pool.NullPool)
         except (exc.NoSuchModuleError, ImportError) as e:
-            raise MissingExtra(f"{self._wanted.shown}: needs a package for this database: {wanted.words(e)}") from e
+            raise MissingExtra(
+                f"{wanted.shown}: needs a package for this database: {wanted.words(e)}{_driver(place.uri)}"
+            ) from e
         except exc.ArgumentError as e:
             raise BadSource(f"{self._wanted.shown}: {wanted.words(e)}") from e
         try:
@@ -179,6 +190,15 @@ class Rows:
 
     def close(self) -> None:
         self._db.close()
+
+
+def _driver(uri: str) -> str:
+    """How to get what a database needs."""
+    dialect, _, driver = uri.removeprefix("sqlalchemy+").partition("://")[0].partition("+")
+    if dialect not in _DRIVERS or (driver and driver not in _DRIVERS[dialect]):
+        return ""
+    written = "" if driver or dialect not in _MYSQL else f", and write {dialect}+{_DRIVERS[dialect]}://…"
+    return f": pip install {_DRIVERS[dialect]}{written}"
 
 
 def exact(sa: Any, dialect: Any, column: Any) -> Any:

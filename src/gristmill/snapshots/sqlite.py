@@ -17,6 +17,7 @@ from gristmill.job.snapshots import near, table_of
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.rows import as_batch
 from gristmill.snapshots.sql import counting, selected
+from gristmill.stores.sql import not_sqlite
 
 BATCH_ROWS = 16_384
 PATIENCE = 20.0  # seconds to wait for a file that another process is writing
@@ -37,6 +38,7 @@ class SQLite:
     queried: ClassVar[bool] = True
     said: ClassVar[tuple[str, ...]] = ()
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[tuple[tuple[str, ...], ...]] = ()
 
     @staticmethod
@@ -113,7 +115,8 @@ class Rows:
             raise self._said(e) from e
 
     def _said(self, error: BaseException) -> BadSource:
-        return BadSource(f"{self._wanted.shown}: SQLite says: {self._wanted.words(error)}")
+        other = not_sqlite(str(error), self._wanted.shown)
+        return BadSource(f"{self._wanted.shown}: SQLite says: {self._wanted.words(error)}{other}")
 
     def cancel(self) -> None:
         self._db.interrupt()

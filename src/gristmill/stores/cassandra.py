@@ -23,7 +23,6 @@ import pyarrow as pa
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
-from gristmill.job.formatoptions import known
 from gristmill.process.extras import require
 from gristmill.stores.contract import (
     Key,
@@ -84,6 +83,8 @@ class Cassandra:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
     keyed: ClassVar[bool] = True
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = _OPTIONS
 
     @staticmethod
     def open(place: Place) -> Store:
@@ -138,7 +139,6 @@ class Client:
 
     def _asked(self, parts: Any) -> dict[str, Any]:
         options = dict(self._place.options)
-        known(options, _OPTIONS, f"delivery {self._place.shown}")
         user, password = options.get("username", parts.username), options.get("password", parts.password)
         hosts = [host.partition(":") for host in parts.netloc.rpartition("@")[2].split(",")]
         given: dict[str, Any] = {"contact_points": [host for host, _, _ in hosts]}

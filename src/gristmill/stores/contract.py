@@ -305,6 +305,17 @@ class StoreKind(Protocol):
         ...
 
 
+class Choosy(Protocol):
+    """A StoreKind that says which options it takes, beside those of every delivery: others are refused. One without
+    these attributes is given all.
+    """
+
+    in_address: ClassVar[tuple[str, ...] | None]
+    """Names in the query of its addresses; None: those of its client, which refuses others or knows any."""
+    in_options: ClassVar[tuple[str, ...] | None]
+    """Names in a delivery's `options`, in the same way."""
+
+
 class Filed(Protocol):
     """A StoreKind that makes several files on this machine, or one that its address does not name."""
 

@@ -70,6 +70,8 @@ class Delta:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = None
 
     @staticmethod
     def open(place: Place) -> Store:

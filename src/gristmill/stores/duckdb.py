@@ -52,6 +52,7 @@ from gristmill.stores.sql import (
     merged,
     moved,
     named,
+    of_sqlite,
     quoted,
     refuse_view,
     told_apart,
@@ -74,6 +75,8 @@ class DuckDB:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = None
 
     @staticmethod
     def open(place: Place) -> Store:
@@ -388,6 +391,8 @@ def connected(place: Place, *, read_only: bool) -> Any:
             return quiet(duckdb.connect(path, read_only=read_only, config=dict(place.options)))
         except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
             held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
+            if (told := of_sqlite(str(e), place.shown)) is not None:
+                raise BadJob(told) from e
             if not held or time.monotonic() > until:
                 told = f"{place.shown}: cannot be opened: {place.words(e)}"
                 raise (StoreBusy(f"{told}: close it there, and run again") if held else StoreUnavailable(told)) from e

@@ -63,6 +63,8 @@ class Iceberg:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...] | None] = None
+    in_options: ClassVar[tuple[str, ...] | None] = None
 
     @staticmethod
     def open(place: Place) -> Store:

@@ -38,6 +38,8 @@ class IndexFile:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
     keyed: ClassVar[bool] = True
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = ()
     engine: ClassVar[Engine]
 
     @classmethod

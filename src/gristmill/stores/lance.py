@@ -55,6 +55,8 @@ class Lance:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = ()
 
     @staticmethod
     def open(place: Place) -> Store:

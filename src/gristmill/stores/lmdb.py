@@ -48,6 +48,8 @@ class Lmdb:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
     keyed: ClassVar[bool] = True
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = ()
 
     @staticmethod
     def open(place: Place) -> Store:

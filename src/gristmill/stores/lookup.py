@@ -18,7 +18,7 @@ from gristmill.arrow.topython import to_plain, to_rows
 from gristmill.arrow.valuebytes import value_bytes
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource, did_you_mean
-from gristmill.job.delivery import STORES, Delivery, place_of
+from gristmill.job.delivery import STORES, Delivery, keyed_by, place_of
 from gristmill.stores.contract import DISTANCE, Key, Mark, Metric, Near, Reader, Row, Searcher
 from gristmill.stores.keys import exact
 from gristmill.stores.vectors import search_of
@@ -292,4 +292,4 @@ def _key(key: Any) -> Key:
 def in_store(at: str | Delivery, key: tuple[str, ...]) -> Lookup:
     """In a store. Raises BadJob, BadSource, MissingExtra."""
     place = place_of(at)
-    return Lookup(STORES.get(place.store).reader(place, key), place.shown)
+    return Lookup(STORES.get(place.store).reader(place, key or keyed_by(at)), place.shown)

@@ -30,6 +30,8 @@ def connected(place: Place) -> Any:
     try:
         options = {"connect_timeout": CONNECT, "application_name": "gristmill", **place.options}
         return psycopg.connect(place.uri, **options)
+    except psycopg.ProgrammingError as e:  # an option that it does not know
+        raise BadJob(f"{place.shown}: Postgres' client says: {place.words(e)}") from e
     except psycopg.Error as e:
         raise StoreUnavailable(f"{place.shown}: cannot be reached: {place.words(e)}") from e
 

@@ -59,6 +59,8 @@ class Postgres:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...] | None] = None
+    in_options: ClassVar[tuple[str, ...] | None] = None
 
     @staticmethod
     def open(place: Place) -> Store:

@@ -90,6 +90,8 @@ class Qdrant:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
     keyed: ClassVar[bool] = True
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...] | None] = None
+    in_options: ClassVar[tuple[str, ...] | None] = None
 
     @staticmethod
     def open(place: Place) -> Store:

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gristmill.errors import BadJob, RunFailed
+from gristmill.job.formatoptions import known
 from gristmill.process.extras import require
 from gristmill.stores.contract import Mark, Place, StoreUnavailable
 from gristmill.stores.onefile import marks_of
@@ -32,6 +33,8 @@ class Client:
             raise BadJob(f"{place.shown}: name a collection: {place.shown.partition('#')[0]}#passages")
         self._place = place
         self._about = urlsplit(place.uri)
+        if not self.remote:
+            known(self._said, (), f"{place.shown}: a folder of Qdrant's local mode")
         self._client: Any = None
         self._lock: Any = contextlib.nullcontext() if self.remote else _opening
 
@@ -39,6 +42,10 @@ class Client:
     def remote(self) -> bool:
         """Whether it is a server."""
         return bool(self._about.hostname)
+
+    @property
+    def _said(self) -> dict[str, Any]:
+        return {**dict(parse_qsl(self._about.query)), **self._place.options}
 
     def call(self, name: str, *values: Any, **options: Any) -> Any:
         """A call of the client. Raises StoreUnavailable, and Gone for a collection that is not there."""
@@ -63,12 +70,15 @@ class Client:
     def _server(self) -> Any:
         from qdrant_client import QdrantClient
 
-        said = {"timeout": TIMEOUT, **dict(parse_qsl(self._about.query)), **self._place.options}
+        said = {"timeout": TIMEOUT, **self._said}
         secure = self._about.scheme == "qdrants"
         given = {"host": self._about.hostname, "port": self._about.port or 6333, "https": secure}
         if self._about.path.strip("/"):
             given["prefix"] = self._about.path.strip("/")
-        return QdrantClient(**given, **said, check_compatibility=False)
+        try:
+            return QdrantClient(**given, **said, check_compatibility=False)
+        except TypeError as e:  # an option that it does not know
+            raise BadJob(f"{self._place.shown}: Qdrant's client says: {self._place.words(e)}") from e
 
     def _folder(self) -> Any:
         from qdrant_client import QdrantClient

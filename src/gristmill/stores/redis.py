@@ -115,6 +115,8 @@ class Redis:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "upsert")
     keyed: ClassVar[bool] = True
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...] | None] = None
+    in_options: ClassVar[tuple[str, ...] | None] = None
 
     @staticmethod
     def open(place: Place) -> Store:
@@ -139,7 +141,10 @@ def _client(place: Place) -> Any:
     with _said(place, "cannot be reached"):
         options = {"socket_timeout": TIMEOUT, "socket_connect_timeout": TIMEOUT, **place.options}
         client = redis.Redis.from_url(uri, **options)
-        client.ping()
+        try:
+            client.ping()
+        except TypeError as e:  # an option that it does not know
+            raise BadJob(f"{place.shown}: Redis' client says: {place.words(e)}") from e
         return client
 
 

@@ -75,12 +75,12 @@ class Spark:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = False
+    in_address: ClassVar[tuple[str, ...] | None] = (STAGING,)
+    in_options: ClassVar[tuple[str, ...] | None] = (STAGING,)
 
     @staticmethod
     def open(place: Place) -> Store:
         """The table, which is made by the first delivery."""
-        if unknown := next((n for n in _said(place) if n != STAGING), None):
-            raise BadJob(f"{place.shown}: there is no option {unknown!r}: Spark tables have {STAGING}")
         return SparkTable(place, Table(place))
 
     @staticmethod

@@ -44,6 +44,22 @@ class Session(Protocol):
         ...
 
 
+def of_sqlite(words: str, shown: str) -> str | None:
+    """What is said of a file that DuckDB cannot open because it is one of SQLite's; None if that is not why. It is told
+    by DuckDB's words: to look into the file would let go of the locks that this process has on it.
+    """
+    if "sqlite_scanner" not in words:
+        return None
+    return f"{shown}: is a file of SQLite's: its address is {shown.replace('duckdb:', 'sqlite:', 1)}"
+
+
+def not_sqlite(words: str, shown: str) -> str:
+    """What is added to SQLite's words about a file that is none of its own."""
+    if "not a database" not in words:
+        return ""
+    return f": if DuckDB made it, its address is {shown.replace('sqlite:', 'duckdb:', 1)}"
+
+
 class Nothing:
     """A session of a database that is not there."""
 

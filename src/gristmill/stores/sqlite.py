@@ -54,6 +54,7 @@ from gristmill.stores.sql import (
     folded,
     latest,
     moved,
+    not_sqlite,
     quoted,
     refuse_view,
     told_apart,
@@ -81,6 +82,8 @@ class SQLite:
     modes: ClassVar[tuple[Mode, ...]] = ("replace", "append", "upsert")
     keyed: ClassVar[bool] = False
     embedded: ClassVar[bool] = True
+    in_address: ClassVar[tuple[str, ...] | None] = ()
+    in_options: ClassVar[tuple[str, ...] | None] = ()
 
     @staticmethod
     def open(place: Place) -> Store:
@@ -337,7 +340,7 @@ def _opened(place: Place, *, write: bool) -> tuple[sqlite3.Connection, tuple[int
 
 def _told(place: Place, error: sqlite3.Error) -> BadJob | StoreUnavailable:
     """What is raised for an error of SQLite."""
-    told = f"{place.shown}: SQLite says: {place.words(error)}"
+    told = f"{place.shown}: SQLite says: {place.words(error)}{not_sqlite(str(error), place.shown)}"
     if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):  # of values that it refuses
         return BadJob(told)
     return (
