@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,3 +76,45 @@ def nobody() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@contextmanager
+def silent() -> Iterator[tuple[str, threading.Event]]:
+    """The host and port of a server that answers nothing, and whether it has been asked; then it hangs up."""
+    asked, held = threading.Event(), list[socket.socket]()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(server.accept()[0])
+                    asked.set()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", asked
+        server.shutdown(socket.SHUT_RDWR)
+        for one in held:
+            one.close()
+
+
+@contextmanager
+def signalled(asked: threading.Event) -> Iterator[type[Exception]]:
+    """A signal comes once something has been asked: the error that it raises in the main thread, within 5 s."""
+
+    class Stopped(Exception): ...
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    def send() -> None:
+        sent.extend([time.monotonic()] if asked.wait(10) else ())
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    sent: list[float] = []
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        threading.Thread(target=send, daemon=True).start()
+        yield Stopped
+        assert time.monotonic() - sent[0] < 5
+    finally:
+        signal.signal(signal.SIGUSR1, before)

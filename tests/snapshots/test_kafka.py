@@ -28,6 +28,7 @@ import storeservers
 from gristmill.sources import openreaders
 from gristmill.sources.kafka import KafkaSource
 from gristmill.sources.kafkalog import Span, TopicLog
+from listeners import signalled, silent
 
 kafka = pytest.importorskip("confluent_kafka", reason="no Kafka client: install confluent-kafka")
 
@@ -690,6 +691,13 @@ def test_a_broker_that_goes_away_is_waited_for_and_told(monkeypatch: pytest.Monk
         assert len(log.spans()) == PARTITIONS["tansu"]
     with pytest.raises(StoreAway, match=r"kafka://.*: the broker did not answer"):
         list(log.records(Span(0, 0, 5), 1 << 20))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals to a process")
+def test_a_signal_is_heard_while_a_broker_does_not_answer(tmp_path: Path) -> None:
+    """The client waits for half a minute, in C."""
+    with silent() as (place, asked), signalled(asked) as stopped, pytest.raises(stopped):
+        job(f"kafka://{place}/reviews", tmp_path / "out").plan()
 
 
 def test_a_plan_tells_offsets_and_about_how_many_bytes(topic: Topic, tmp_path: Path) -> None:

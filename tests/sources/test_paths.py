@@ -21,6 +21,7 @@ import pytest
 import gristmill as gm
 from gristmill.errors import BadSource, GristmillError, SourceChanged
 from gristmill.job.job import source
+from gristmill.sources import patience
 from gristmill.sources.paths import changed, open_input, resolve
 
 
@@ -315,8 +316,9 @@ def test_a_file_system_of_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("uri", ["nope://a/b", "s3://AKIA:hush@a b/c", "ftp://user:hush@127.0.0.1:1/x"])
-def test_what_cannot_be_opened_is_one_line_without_secrets(uri: str) -> None:
+def test_what_cannot_be_opened_is_one_line_without_secrets(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault 39, for messages of libraries too."""
+    monkeypatch.setattr(patience.patiently, "__defaults__", (0.2,))
     with pytest.raises(GristmillError) as caught:
         resolve(source(uri))
     assert "hush" not in str(caught.value)

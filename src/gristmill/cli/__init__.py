@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)
     code = click_main(sys.argv[1:])
-    if "obstore" in sys.modules or code in _STOPPED:
+    if "obstore" in sys.modules or code in _STOPPED or _unanswered():
         _leave(code)
     if "duckdb" not in sys.modules:  # which complains on stderr about everything that is not collected
         gc.freeze()  # the interpreter's last collection would visit every module: a twentieth of a second
@@ -38,6 +38,12 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
+def _unanswered() -> bool:
+    """Whether a thread is still in a call to a store that has been given up."""
+    asking = sys.modules.get("gristmill.process.asking")
+    return asking is not None and asking.unanswered()
+
+
 _postponed = Postponed()
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -45,7 +51,7 @@ _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 def _leave(code: int) -> NoReturn:
     """End as the interpreter does, but without tearing it down: during that, threads of the library for object stores
     still release Python values, and one finished command in fifteen ended with SIGABRT. So may one that a signal
-    stopped while a thread was importing a library.
+    stopped while a thread was importing a library, and one with a thread that comes back from a library's C code.
     """
     getattr(threading, "_shutdown", lambda: None)()  # as the interpreter does first: it has no public name
     atexit._run_exitfuncs()

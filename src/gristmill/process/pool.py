@@ -16,11 +16,11 @@ T = TypeVar("T")
 class Pool:
     """At most `threads` at once. A thread ends when nothing is left to do, so that a pool that nobody closes keeps no
     process alive. As a context manager it waits for all work under way, and drops what has not begun if it is left by
-    an error.
+    an error. The process waits for the threads of a pool before it ends, unless they are `daemon`.
     """
 
-    def __init__(self, threads: int, name: str = "gristmill-pool") -> None:
-        self._most, self._name = threads, name
+    def __init__(self, threads: int, name: str = "gristmill-pool", daemon: bool = False) -> None:
+        self._most, self._name, self._daemon = threads, name, daemon
         self._left: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._running: set[threading.Thread] = set()
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class Pool:
         with self._lock:
             self._left.append((future, lambda: work(*args)))
             if len(self._running) < self._most:
-                thread = threading.Thread(target=self._work, name=self._name, daemon=False)
+                thread = threading.Thread(target=self._work, name=self._name, daemon=self._daemon)
                 self._running.add(thread)
                 try:
                     thread.start()

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
 from gristmill.errors import BadJob, BadSource, PlanChanged, RunFailed
+from gristmill.process.asking import heard
 from gristmill.process.extras import require
 from gristmill.sinks.partition import NULL
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
@@ -59,7 +60,7 @@ class Version:
         inner = place.uri.partition("+")[2] if "+" in place.uri.partition("://")[0] else place.path
         options = {name: str(value) for name, value in place.options.items()}
         try:
-            self._table = deltalake.DeltaTable(inner, version=version, storage_options=options or None)
+            self._table = heard(lambda: deltalake.DeltaTable(inner, version=version, storage_options=options or None))
             number, table = str(self._table.version()), str(self._table.metadata().id)
             self.schema = pa.schema(pa.schema(self._table.schema()).remove_metadata())
         except self._errors as e:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gristmill.errors import BadJob, BadSource, RunFailed, SourceChanged, did_you_mean
 from gristmill.job.uris import redact
+from gristmill.process.asking import heard
 from gristmill.process.extras import require
 from gristmill.process.interrupts import ENDING
 from gristmill.sources.listing import Entry, Names
@@ -208,6 +209,7 @@ class _Consumer:
         self._kafka = require("confluent_kafka", "kafka", log.shown)
         self._log = log
         self._wrong: Any = None  # what the client said last that it cannot do
+        self._asking = False  # once a signal has ended the wait, the client is left to the thread that is in it
         self._next = (-1, -1)  # partition and offset of what comes next, beginning with what is left of the last range
         self._left: Sequence[Any] = []
         self._admin: Any = None
@@ -224,7 +226,8 @@ class _Consumer:
             self._wrong = error
 
     def close(self) -> None:
-        self._consumer.close()
+        if not self._asking:
+            self._consumer.close()
 
     # ------------------------------------------------ what is there
 
@@ -232,8 +235,12 @@ class _Consumer:
         """What a broker answers. Raises BadSource if it refuses, RunFailed if it is away."""
         codes = self._kafka.KafkaError
         try:
-            return ask()
+            self._asking = True
+            answer = heard(ask)
+            self._asking = False
+            return answer
         except self._kafka.KafkaException as e:
+            self._asking = False
             self._consumer.poll(0)  # only then the client says why, by error_cb
             error = e.args[0]
             said = self._wrong or error

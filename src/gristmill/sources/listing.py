@@ -4,6 +4,7 @@ fsspec's. Paths are the file system's own.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat as modes
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -207,7 +208,9 @@ class FsspecListing:
         self.fs.invalidate_cache(self.fs._parent(path))
         try:
             return self._entry(self.fs.info(path))
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError) as e:
+            if (cause := unreached(e)) is not None:
+                raise cause from None
             return None
 
     def entries(self, folder: str, wanted: Names) -> list[Entry]:
@@ -228,7 +231,13 @@ class FsspecListing:
     def open(self, path: str) -> Any:
         import pyarrow.fs as pafs
 
-        return pafs.PyFileSystem(pafs.FSSpecHandler(self.fs)).open_input_file(path)
+        try:
+            return pafs.PyFileSystem(pafs.FSSpecHandler(self.fs)).open_input_file(path)
+        except FileNotFoundError:  # also where the store is away: pyarrow's handler asks only whether it is a file
+            found = self.look(path)
+            if found is not None and not found.folder:
+                raise OSError(errno.EIO, "the file was not shown for a moment", path) from None
+            raise
 
     @staticmethod
     def _entry(info: Mapping[str, Any]) -> Entry:
@@ -238,6 +247,16 @@ class FsspecListing:
         lower = {str(k).lower(): v for k, v in info.items()}
         stamp = next((_plain(lower[k]) for k in (*_STAMPS, *_TIMES) if lower.get(k)), "")
         return Entry(name, False, int(info.get("size") or 0), stamp)
+
+
+_MISSING = (400, 404, 410)  # statuses of a web server for an address at which there is nothing
+
+
+def unreached(error: BaseException) -> Exception | None:
+    """Why a web server did not show a file, if it may have it: fsspec calls whatever goes wrong a file not found."""
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    asked = isinstance(cause, (ConnectionError, TimeoutError)) or type(cause).__module__.partition(".")[0] == "aiohttp"
+    return cause if asked and isinstance(cause, Exception) and getattr(cause, "status", None) not in _MISSING else None
 
 
 def _plain(value: Any) -> str:

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -21,7 +22,7 @@ from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.job.uris import in_uri, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, Met, NamedListing
-from gristmill.sources.patience import Patient, StoreAway
+from gristmill.sources.patience import Patient, StoreAway, connected
 from gristmill.values import dataclass
 
 __all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "reads", "redact", "resolve"]
@@ -40,6 +41,7 @@ _TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
 _LOGS = {"kafka": "gristmill.sources.kafkalog"}  # what is no file system, and lists ranges of records as files
+_AGAIN = 2  # seconds for which Google's client tries again by itself, not 15 minutes: `Patient` does
 _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
 
 
@@ -110,9 +112,9 @@ def resolve(
     listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
     found = Found()
     for uri in source.uri:
-        path, mount = _place(uri, source.storage)
-        known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
         try:
+            path, mount = _place(uri, source.storage)
+            known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
             marked = partial(_refuse_table, uri) if source.format is None else None
             listing = LocalListing(met, marked) if known is _LOCAL else known.listing
             root, listed = _files(listing, path, redact(uri))
@@ -192,11 +194,14 @@ def open_input(fs: Storage, path: str) -> Any:
 
 
 def mounted(uris: Sequence[str], storage: Mapping[str, Any]) -> Storage:
-    """The storage that opens these URIs and the paths derived from them. Nothing is looked up."""
+    """The storage that opens these URIs and the paths derived from them. No file is looked up."""
     mounts: list[Mount] = []
     for uri in uris:
         if _SCHEME.match(uri) and not any(mount.prefix and mount.holds(uri) for mount in mounts):
-            mounts.append(_place(uri, storage)[1])
+            try:
+                mounts.append(_place(uri, storage)[1])
+            except StoreAway as e:
+                raise RunFailed(f"{e}: run again when the store answers") from e
     return Storage(tuple(m for m in mounts if m.prefix))
 
 
@@ -238,13 +243,13 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     try:
         if scheme in _ARROW_SCHEMES and "::" not in uri:
             try:
-                return _patient(*_with_arrow(scheme, uri, storage))
+                return _patient(uri, partial(_with_arrow, scheme, uri, storage))
             except (ImportError, NotImplementedError, TypeError):
                 pass  # pyarrow was built without it, or the options are fsspec's
-        return _patient(*_with_fsspec(scheme, uri, storage))
+        return _patient(uri, partial(_with_fsspec, scheme, uri, storage))
     except ImportError as e:
         raise MissingExtra(f"{redact(uri)}: {scheme}:// needs a package that is not installed: {redact(str(e))}") from e
-    except (BadSource, MissingExtra):
+    except (BadSource, MissingExtra, StoreAway):
         raise
     except Exception as e:
         cause = redact(" ".join(str(e).split()))
@@ -254,7 +259,8 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         raise BadSource(f"{redact(uri)}: cannot be opened: {cause or type(e).__name__}") from e
 
 
-def _patient(path: str, mount: Mount) -> tuple[str, Mount]:
+def _patient(uri: str, place: Callable[[], tuple[str, Mount]]) -> tuple[str, Mount]:
+    path, mount = connected(redact(uri), place)
     return path, replace(mount, listing=Patient(mount.listing, mount.prefix.rstrip("/")))
 
 
@@ -268,13 +274,17 @@ def _with_arrow(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str,
         raise BadSource(
             f"{redact(uri)}: the path has an empty segment (two slashes in a row): write it as the store lists it"
         )
+    google = scheme in ("gs", "gcs")
     if storage:
         kinds = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "gcs": "GcsFileSystem"}
         if query or scheme not in kinds:
             raise NotImplementedError
-        fs = getattr(pafs, kinds[scheme])(**storage)
+        limit = {"retry_time_limit": timedelta(seconds=_AGAIN)} if google else {}
+        fs = getattr(pafs, kinds[scheme])(**{**limit, **storage})
         bucket = root.partition("://")[2].rstrip("/")
     else:
+        if google and "retry_limit_seconds=" not in query:
+            query = f"{query or '?'}{'&' if query else ''}retry_limit_seconds={_AGAIN}"
         user, at, host = root.partition("://")[2].rstrip("/").rpartition("@")
         fs, bucket = pafs.FileSystem.from_uri(f"{scheme}://{user.replace('/', '%2F')}{at}{host}/{query}")
     inner = bucket.rstrip("/") + "/"
@@ -506,6 +516,8 @@ def nearby(uri: str) -> str:
 
 def _nearby(listing: Listing, path: str) -> str:
     """What is there instead: the nearest folder that exists, and similar names in it."""
+    if path.startswith(("http://", "https://")):
+        return "check the address"  # a web server has no folders
     parts = _names(path)
     fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
     for depth in range(min(fixed, len(parts) - 1), 0, -1):

@@ -12,16 +12,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from gristmill.errors import BadSource
 from gristmill.job.uris import redact
+from gristmill.process.asking import heard
+from gristmill.process.away import is_away, says_away
 from gristmill.process.interrupts import ENDING
 from gristmill.process.pool import Pool
-from gristmill.sources.listing import Entry, Listing, Names
+from gristmill.sources.listing import Entry, Listing, Names, unreached
 from gristmill.values import dataclass
 
-__all__ = ["PATIENCE", "Patient", "StoreAway"]
+__all__ = ["PATIENCE", "Patient", "StoreAway", "connected", "patiently"]
 
 PATIENCE = 180.0  # seconds, as for sinks
 _SAID_AFTER = 5.0  # seconds of waiting before anything is reported
@@ -36,6 +38,10 @@ _LASTING = re.compile(
     r"|Status\((?:PERMISSION_DENIED|UNAUTHENTICATED|NOT_FOUND|INVALID_ARGUMENT)"
     r"|(?:HTTP status|status code:?|HTTP/[\d.]+) (?:3\d\d|4(?!08|09|25|29)\d\d|501|505)"
 )
+# What errors of pyarrow say when the store cannot be asked where a bucket is.
+_AWAY = re.compile(
+    r"AWS Error (?:NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_\w+)"
+)
 _LIBRARIES = ("aiohttp", "botocore", "requests", "urllib3", "httpx", "httpcore", "http", "gcsfs", "azure", "google")
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 
@@ -48,7 +54,9 @@ class StoreAway(OSError):
 
 
 def patiently(place: str, ask: Callable[[], T], patience: float = PATIENCE) -> T:
-    """What `ask` returns, retried with full jitter. Raises StoreAway; BadSource for failures that last."""
+    """What `ask` returns, retried with full jitter; the main thread hears signals. Raises StoreAway; BadSource for
+    failures that last.
+    """
     from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
     began, said = time.monotonic(), False
@@ -72,25 +80,54 @@ def patiently(place: str, ask: Callable[[], T], patience: float = PATIENCE) -> T
         retry=retry_if_exception(lambda e: _passing(e) and not ENDING.overdue(began)), reraise=True,
     )  # fmt: skip
     try:
-        return attempts(ask)
+        return attempts(lambda: heard(ask))
     except Exception as e:
         text = _line(e)
         if _passing(e):
             waited = f"the store did not answer for {time.monotonic() - began:.0f} s ({text})"
             raise StoreAway(errno.EIO, waited, place) from None
-        if _LASTING.search(str(e)) and not isinstance(e, _FINAL):
+        if _lasting(e):
             raise BadSource(f"{place}: not readable: {text}") from None
         if isinstance(e, FileNotFoundError) and e.errno is None:
             raise FileNotFoundError(errno.ENOENT, text, place) from None
         raise
 
 
+def connected(place: str, connect: Callable[[], T]) -> T:
+    """What `connect` returns: a client of the store, some of which ask it something at once. They also raise what
+    another attempt does not change, such as that a library is not installed: only that the store is away is waited for.
+    """
+    other: list[Exception] = []
+
+    def attempt() -> T | None:
+        try:
+            return connect()
+        except Exception as e:
+            cause = unreached(e) or e
+            if _passing(cause) and (is_away(cause) or says_away(str(cause)) or _AWAY.search(str(cause))):
+                raise cause from None
+            other.append(cause)
+            return None
+
+    made = patiently(place, attempt)
+    if other:
+        raise other[0]
+    return cast(T, made)
+
+
 def _passing(error: BaseException) -> bool:
     """Whether another attempt may succeed: for what a network or a server may raise, unless it is known to last."""
     foreign = type(error).__module__.partition(".")[0] in _LIBRARIES
-    if isinstance(error, _FINAL) or not (isinstance(error, OSError) or foreign):
+    return (foreign or isinstance(error, OSError)) and not isinstance(error, _FINAL) and not _lasting(error)
+
+
+def _lasting(error: BaseException) -> bool:
+    """Whether a store has said, or its client, what another attempt does not change."""
+    if isinstance(error, _FINAL):
         return False
-    return not _LASTING.search(str(error))
+    wrong = isinstance(error, ValueError) and type(error).__module__.partition(".")[0] == "aiohttp"  # URL, certificate
+    wrong = wrong or type(error).__name__ == "ArrowException"  # what Azure's client says of credentials
+    return wrong or _LASTING.search(f"{error} HTTP status {getattr(error, 'status', None)}") is not None
 
 
 def _line(error: BaseException | None) -> str:
