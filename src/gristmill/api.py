@@ -300,6 +300,7 @@ def predict(source: Any, sink: Place | None = None, *, model: Path, **options: U
     chosen = {k: given.pop(k) for k in list(given) if k in names}
     from gristmill.models.registrations import file_of
 
+    options_of(SklearnModel)["model"].check(model)
     file = os.fspath(model)
     return _run(source, sink, saved_model(file, file_of(file), **chosen), given, keeps=True)
 
