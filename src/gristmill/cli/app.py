@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gristmill import __version__
-from gristmill.cli.ending import USAGE, end, ended, say
+from gristmill.cli.ending import USAGE, end, ended, plain_warnings, say
 from gristmill.cli.helptext import unwrapped
 from gristmill.errors import GristmillError, Interrupted
 from gristmill.process.startup import hold_standard_streams
@@ -143,7 +143,8 @@ def main(arguments: list[str]) -> int:
         if not arguments:
             click.echo(gristmill.get_help(click.Context(gristmill, info_name="gristmill")), err=True)
             return ended(USAGE)
-        result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)
+        with plain_warnings():
+            result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)
     except BaseException as error:
         return ended(end(error, debug))
     return ended(int(result or 0))
