@@ -10,6 +10,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.cli.app import main
+from gristmill.errors import nearest
 
 
 def test_the_flag_of_a_delivery(
@@ -25,6 +26,15 @@ def test_the_flag_of_a_delivery(
     assert main(["deliver", "out", "sqlite://s.sqlite#t", "--mode", "upsert", "--key", "id"]) == 0
     assert main(["deliver", "out", "sqlite://s.sqlite#t", "--set", "sink.key=id"]) == 2
     assert "--set only applies to a job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("nope", None), ("en", None), ("langg", "lang"), ("Lnag", "lang"), ("kye", "key"), ("dist", None)],
+)
+def test_only_a_near_name_is_suggested(name: str, near: str | None) -> None:
+    """A typing error, not another word that shares some letters."""
+    assert nearest(name, ["np", "n", "lang", "key", "distance"]) == near
 
 
 def test_the_last_of_several_sources_is_misspelt(
