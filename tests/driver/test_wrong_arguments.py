@@ -86,3 +86,9 @@ def test_an_estimator_in_memory() -> None:
             given(Fitted())
     with pytest.raises(gm.BadJob, match="model is 5: give text"):
         gm.predict(table, model=5)  # type: ignore[call-overload]
+
+
+def test_a_sink_in_place_of_its_job() -> None:
+    """The way is told: the job itself, or the command."""
+    with pytest.raises(gm.BadJob, match="^job is 'out/', which is no job: .* gristmill retry-dead SINK"):
+        gm.retry_dead("out/")
