@@ -90,5 +90,5 @@ def test_an_estimator_in_memory() -> None:
 
 def test_a_sink_in_place_of_its_job() -> None:
     """The way is told: the job itself, or the command."""
-    with pytest.raises(gm.BadJob, match="^job is 'out/', which is no job: .* gristmill retry-dead SINK"):
+    with pytest.raises(gm.BadJob, match=r"^job is 'out/', which is no job: .* gristmill retry-dead SINK"):
         gm.retry_dead("out/")
