@@ -7,7 +7,11 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from gristmill.arrow.typetext import column_type
-from gristmill.errors import BadModel
+from gristmill.errors import BadModel, BadOutput
+
+
+class Undeclared(BadOutput):
+    """Answers are not the columns that `returns=` or `output=` declares: of the first rows, the job is written wrong."""
 
 
 def parse_schema(returns: Mapping[str, str]) -> pa.Schema:
