@@ -56,7 +56,7 @@ def test_a_condition_holds_for_rows(expression: str, columns: tuple[str, ...], m
         ("langg = 'en'", "no column 'langg'; the columns are lang, text"),
         ("lang = en", r"no column 'en'; the columns are .*; a text stands in single quotes: 'en'$"),
         ('lang = "en"', r"no column 'en'; the columns are .*; a text stands in single quotes: 'en'$"),
-        ("n > > 2", "syntax error at or near \">\": give one in SQL, such as"),
+        ("n > > 2", 'syntax error at or near ">": give one in SQL, such as'),
         ("n >", "condition 'n >': syntax error at its end: a value is missing there, or a bracket: give one in SQL"),
         ("lang = 'ä' AND (n > 1", "syntax error at its end"),
         ("lang = 'ääääääää' AND n > ) OR n", r"syntax error at or near \"\)\""),

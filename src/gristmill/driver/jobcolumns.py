@@ -262,6 +262,9 @@ def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema
     return [*keep, *(info.columns or ()), *keys, *(n for c in conditions for n in c)]
 
 
+DIFFERING = 3  # columns that are told with their files: where one is missing, others of its file often are
+
+
 def differing(
     job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads: list[str], where: Any
 ) -> BadSource | None:
@@ -273,7 +276,7 @@ def differing(
     if not found:
         return None
     problems = list(found.values())
-    more = f"; and {len(problems) - 10} more columns" if len(problems) > 10 else ""
+    more = f"; and {len(problems) - DIFFERING} more columns" if len(problems) > DIFFERING else ""
     ways = ["name only files that belong together"]
     alike = [n for n in reads if n not in found]
     if alike and job.source.data is None and not {*found} & {*(job.sink.keep if job.sink and job.sink.keep else ())}:
@@ -283,4 +286,4 @@ def differing(
         ways.append(
             "--evolve (evolve=True), which fills missing columns with null and lets whole numbers become floats"
         )
-    return BadSource(f"the files of the source differ: {'; '.join(problems[:10])}{more}: {'; or '.join(ways)}")
+    return BadSource(f"the files of the source differ: {'; '.join(problems[:DIFFERING])}{more}: {'; or '.join(ways)}")

@@ -11,7 +11,7 @@ from gristmill.errors import BadModel, BadOutput
 
 
 class Undeclared(BadOutput):
-    """Answers are not the columns that `returns=` or `output=` declares: of the first rows, the job is written wrong."""
+    """Answers are not as `returns=` or `output=` declares. Where the first rows' are not, the job is written wrong."""
 
 
 def parse_schema(returns: Mapping[str, str]) -> pa.Schema:
