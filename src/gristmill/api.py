@@ -300,6 +300,7 @@ def predict(source: Any, sink: Place | None = None, *, model: Path, **options: U
     chosen = {k: given.pop(k) for k in list(given) if k in names}
     from gristmill.models.registrations import file_of
 
+    options_of(SklearnModel)["model"].check(model)
     file = os.fspath(model)
     return _run(source, sink, saved_model(file, file_of(file), **chosen), given, keeps=True)
 
@@ -479,7 +480,13 @@ def retry_dead(job: Any, *, accept_code_change: bool = False, observer: Observer
     Raises PlanChanged if the code has changed and `accept_code_change` is not set, BadJob for a job without a sink.
     """
     from gristmill.driver.run import retry_dead as retried
+    from gristmill.jobfile.jobfile import is_job
 
+    if isinstance(job, (str, os.PathLike)) and not is_job(os.fspath(job)):
+        raise BadJob(
+            f"job is {os.fspath(job)!r}, which is no job: give the gm.Job that wrote the sink, or its file; only the "
+            "command takes the sink itself: gristmill retry-dead SINK"
+        )
     return _ran(
         _made(job).spec, observer, _dead_letters, functools.partial(retried, accept_code_change=accept_code_change)
     )

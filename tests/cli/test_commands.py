@@ -726,3 +726,14 @@ def test_forms_of_returns_and_price(folder: Folder) -> None:
     assert listed.code == 2 and "the schema is of array: an answer is an object" in listed.err, listed
     broken = folder.run("prompt", *common, "--returns", '{"type"')
     assert broken.code == 2 and "is no JSON" in broken.err and "or @FILE" in broken.err
+
+
+def test_a_warning_of_a_lookup_is_shown_as_others_are(folder: Folder) -> None:
+    """In one line, without the file and the line of our code that Python tells."""
+    rows = 100_001  # over these a lookup without an index is slow enough to be told
+    pq.write_table(pa.table({"id": range(rows), "x": [1.0] * rows}), folder.path / "rows.parquet")
+    assert folder.apply("double").code == 0
+    found = folder.run("lookup", "out", "5", "--key", "id")
+    assert found.code == 0 and '"score": 2.0' in found.out
+    assert re.match("warning: .*out: no index, so that its files are read for each lookup by id: ", found.err)
+    assert found.err.count("\n") == 1

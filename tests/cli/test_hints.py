@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 
 import gristmill as gm
 from gristmill.cli.app import main
+from gristmill.errors import nearest
 
 
 def test_the_flag_of_a_delivery(
@@ -27,6 +29,15 @@ def test_the_flag_of_a_delivery(
     assert "--set only applies to a job" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("nope", None), ("en", None), ("langg", "lang"), ("Lnag", "lang"), ("kye", "key"), ("dist", None)],
+)
+def test_only_a_near_name_is_suggested(name: str, near: str | None) -> None:
+    """A typing error, not another word that shares some letters."""
+    assert nearest(name, ["np", "n", "lang", "key", "distance"]) == near
+
+
 def test_the_last_of_several_sources_is_misspelt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -38,6 +49,62 @@ def test_the_last_of_several_sources_is_misspelt(
         assert main(["apply", *names, "out", "--fn", "code.py:f"]) == 2
         said = capsys.readouterr().err
         assert "febuary.parquet: no such file or folder; " in said and "has 'february.parquet'" in said, said
+
+
+def test_one_of_several_names_was_no_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A value too many of --keep is taken for the sink, and the sink for a source: that is told with a few columns."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({f"c{n}": [1, 2] for n in range(8)}), "rows.parquet")
+    pq.write_table(pa.table({"y": [1, 2]}), "out.parquet")
+    Path("scores.py").write_text("def f(batch):\n    return {'y': batch['c0']}\n")
+    assert main(["apply", "rows.parquet", "out.parquet", "--fn", "scores.py:f", "--keep", "c1", "c2"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("is missing in") == 3 and "and 6 more columns" in said, said
+    assert "all but the last are sources, and the last, c2, is the sink" in said and "(--keep a,b)" in said, said
+
+
+@pytest.mark.parametrize(
+    ("names", "what"), [(["rows.parquet", ""], "sink"), (["", "out"], "source"), ([" "] * 2, "source")]
+)
+def test_an_empty_name(
+    names: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable that is not set is no name of the current folder; of a sink that is read, neither."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["apply", *names, "--fn", "code.py:f"]) == 2
+    assert f"the {what} is '" in (said := capsys.readouterr().err) and "a variable that is not set" in said
+    assert main(["status", ""]) == 2
+    assert "the sink is ''" in capsys.readouterr().err
+    with pytest.raises(gm.BadJob, match="the sink is ''"):
+        gm.read("")
+    assert not os.listdir()
+
+
+def test_several_types_in_one_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The flag is repeated; commas are for names."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"text": ["a"]}), "rows.parquet")
+    flags = ["--prompt", "{{ text }}", "--model", "m", "--returns", "film=string,n=int64"]
+    assert main(["prompt", "rows.parquet", "out", *flags]) == 2
+    assert "'string,n=int64': no such type; each NAME=TYPE is an option of its own: repeat the flag" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_prompt_that_is_the_name_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the @ all rows would be asked its name."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"text": ["a"]}), "rows.parquet")
+    Path("short.txt").write_text("In five words: {{ text }}")
+    flags = ["--model", "m", "--base-url", "http://127.0.0.1:9/v1"]
+    assert main(["prompt", "rows.parquet", "out", "--prompt", "short.txt", *flags]) == 2
+    assert "prompt 'short.txt' names no column, and a file has that name: write @short.txt" in capsys.readouterr().err
 
 
 def test_a_sink_named_as_a_numpy_file() -> None:

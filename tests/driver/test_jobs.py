@@ -797,6 +797,25 @@ def test_an_audit_sees_the_whole_result_that_would_be_published(tmp_path: Path, 
     assert seen == [(9, 1, lived[:9]), (14, 1, lived), (15, 0, list(range(15)))]
 
 
+def test_answers_that_are_not_as_declared(tmp_path: Path) -> None:
+    """Found with the first rows, before anything is committed, the job is refused, as for other names that it has
+    wrong; found later, the run has failed.
+    """
+    pq.write_table(pa.table({"x": range(300)}), tmp_path / "in.parquet")
+
+    def late(batch: Any) -> Any:
+        return {"y" if max(batch["x"]) < 200 else "other": batch["x"]}
+
+    for fn, returns, error, code in (
+        (functions.double, {"scor": "float64"}, gm.BadJob, 2),
+        (late, {"y": "int64"}, gm.BadOutput, 1),
+    ):
+        made = gm.Job(str(tmp_path / "in.parquet"), gm.model(fn, returns=returns), str(tmp_path / "o"), workers=0)
+        with pytest.raises(error, match="returned columns .*; returns= declares") as told:
+            made.run(restart=True)
+        assert told.value.exit_code == code
+
+
 def test_an_audit_is_one_function_or_several_and_not_for_previews(numbers: str, tmp_path: Path) -> None:
     """What holds for the whole result need not hold for its first rows; what cannot be called is refused at once."""
 

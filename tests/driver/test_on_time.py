@@ -247,6 +247,22 @@ def test_the_rate_so_far_warns_once_it_tells_enough() -> None:
     assert [fields["foresees"] for fields in log.told] == ["late"]
 
 
+def test_a_first_call_is_not_told_as_the_time_of_the_run(tmp_path: Path) -> None:
+    """It may be one of imports: a run of a second was said to take minutes."""
+    import time
+
+    waits = [0.3]
+
+    def imports(rows: Any) -> Any:
+        time.sleep(waits.pop() if waits else 0.0)
+        return {"y": rows["x"]}
+
+    pq.write_table(pa.table({"x": list(range(30_000))}), tmp_path / "in.parquet")
+    seen = Notes()
+    gm.Job(str(tmp_path / "in.parquet"), imports, str(tmp_path / "out"), workers=0).run(observer=seen)
+    assert not [note for note in seen.notes if note.text.startswith("takes")]
+
+
 def test_the_command_takes_the_time_that_it_was_scheduled_for(tmp_path: Path) -> None:
     """Which a schedule's variables are of, in its time zone."""
     from gristmill.jobfile.jobfile import load

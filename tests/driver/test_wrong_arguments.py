@@ -57,3 +57,38 @@ def test_rows_of_a_preview(rows: Any) -> None:
     """The count is told as the preview's own, not as an option of the source."""
     with pytest.raises(gm.BadJob, match=r"^preview rows is .*: give a whole number of at least 1$"):
         gm.Job(pa.table({"x": [1]}), score).preview(rows)
+
+
+class Fitted:
+    """An estimator, as those of scikit-learn."""
+
+    def fit(self, rows: Any) -> Fitted:
+        return self
+
+    def predict(self, rows: Any) -> Any:
+        return rows
+
+
+def test_an_estimator_in_memory() -> None:
+    """Wherever a model is given: it is to be saved, and its file given. Another kind of value is told as before."""
+    table = pa.table({"x": [1.0], "text": ["a"]})
+    for given in (
+        lambda model: gm.predict(table, model=model),
+        gm.SklearnModel,
+        gm.OnnxModel,
+        gm.TextEmbedder,
+        gm.model,
+        lambda model: gm.embed(table, text="text", model=model),
+        lambda model: gm.apply(table, fn=model),
+        lambda model: gm.Job(table, model, "q/"),
+    ):
+        with pytest.raises(gm.BadJob, match=r"model is an object in memory \(Fitted\).*skops\.io\.dump.*file's name"):
+            given(Fitted())
+    with pytest.raises(gm.BadJob, match="model is 5: give text"):
+        gm.predict(table, model=5)  # type: ignore[call-overload]
+
+
+def test_a_sink_in_place_of_its_job() -> None:
+    """The way is told: the job itself, or the command."""
+    with pytest.raises(gm.BadJob, match=r"^job is 'out/', which is no job: .* gristmill retry-dead SINK"):
+        gm.retry_dead("out/")

@@ -37,6 +37,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: gm.Job("x.csv", score, "out", gates={"min_okk": 1}),
         "Gates has no option 'min_okk': did you mean 'min_ok'?",
     ),
+    "a gate": (
+        lambda: gm.apply("x.csv", "out", fn=score, min_ok=0.5),
+        "apply has no option 'min_ok': it is one of gates: gates={'min_ok': …}",
+    ),
+    "a job's gate": (
+        lambda: gm.Job("x.csv", score, "out", max_nulls=0.5),
+        "Job has no option 'max_nulls': it is one of gates: gates={'max_nulls': …}",
+    ),
+    "an argument": (
+        lambda: gm.apply("x.csv", "out", fn=score, w=2),
+        "apply has no option 'w': an argument of your function goes into args={'w': …}; it has accept, alerts, ",
+    ),
     "engine": (lambda: gm.Job("x.csv", score, "out", engine="loca"), "did you mean 'local'?"),
     "engine of a run": (lambda: made().run(engine="loca"), "did you mean 'local'?"),
     "engine as a mapping": (

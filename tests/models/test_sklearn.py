@@ -224,6 +224,8 @@ def test_source_columns_are_compared_with_the_fitted_ones(tmp_path):
         kinds.describe(SklearnModel(**options), None)
     with pytest.raises(BadModel, match="fitted on 2 features, but features= names 1"):
         kinds.describe(SklearnModel(**options, features=("a",)), None)
+    with pytest.raises(BadModel, match=r"is given by features= column 'c', which the source does not have"):
+        kinds.describe(SklearnModel(**options, features=("a", "c")), table().select(["a"]).schema)
 
 
 class Bomb:

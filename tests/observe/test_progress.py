@@ -100,6 +100,16 @@ def test_lines_come_at_new_phases_and_then_ever_more_rarely() -> None:
     assert 60 <= len(said) <= 80
 
 
+def test_a_line_said_again_says_since_when() -> None:
+    """A planning of six seconds looked as if it was done twice."""
+    out, clock = io.StringIO(), Clock()
+    lines = Lines(out, clock)
+    for second in range(8):
+        clock.now = second
+        lines.progress(Progress(phase="planning", elapsed=second))
+    assert out.getvalue() == "planning\nplanning … 0:05\n"
+
+
 def test_what_is_waited_for_is_said_aloud() -> None:
     """A cluster without free GPUs is no silent hang."""
     assert line(Progress(phase="loading", waiting="2 GPUs, the cluster has 1")) == (

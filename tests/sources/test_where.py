@@ -54,7 +54,12 @@ def test_a_condition_holds_for_rows(expression: str, columns: tuple[str, ...], m
     ("expression", "said"),
     [
         ("langg = 'en'", "no column 'langg'; the columns are lang, text"),
-        ("n >", "syntax error.*: give one in SQL, such as"),
+        ("lang = en", r"no column 'en'; the columns are .*; a text stands in single quotes: 'en'$"),
+        ('lang = "en"', r"no column 'en'; the columns are .*; a text stands in single quotes: 'en'$"),
+        ("n > > 2", 'syntax error at or near ">": give one in SQL, such as'),
+        ("n >", "condition 'n >': syntax error at its end: a value is missing there, or a bracket: give one in SQL"),
+        ("lang = 'ä' AND (n > 1", "syntax error at its end"),
+        ("lang = 'ääääääää' AND n > ) OR n", r"syntax error at or near \"\)\""),
         ("lower(n) = 'a'", r"No function matches[^;]*type casts\.; the columns are"),
         ("n", "gives BIGINT, not true or false"),
         ("columns('Two Words|^n$')", "gives BIGINT, not true or false"),

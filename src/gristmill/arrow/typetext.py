@@ -83,6 +83,8 @@ def parse_type(text: str) -> pa.DataType:
         pass
     near = difflib.get_close_matches(text, [*_NAMES, *_ALIASES], 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
+    if "," in text and "=" in text:
+        hint = "; each NAME=TYPE is an option of its own: repeat the flag"
     raise ValueError(
         f"no such type{hint}; write for example float32, int64, string, list<float32>, float32[384] "
         "or map<string, int64>"

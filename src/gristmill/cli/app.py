@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from gristmill import __version__
-from gristmill.cli.ending import USAGE, end, ended, say
+from gristmill.cli.ending import USAGE, end, ended, plain_warnings, say
 from gristmill.cli.helptext import unwrapped
-from gristmill.errors import GristmillError, Interrupted
+from gristmill.errors import GristmillError, Interrupted, nearest
 from gristmill.process.startup import hold_standard_streams
 
 # Name, module and function, line in --help.
@@ -82,10 +82,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
+            near = nearest(args[0], COMMANDS)
+            hint = f"did you mean {near!r}?" if near else f"the commands are {', '.join(COMMANDS)}"
             raise click.UsageError(f"no command {args[0]!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -143,7 +141,8 @@ def main(arguments: list[str]) -> int:
         if not arguments:
             click.echo(gristmill.get_help(click.Context(gristmill, info_name="gristmill")), err=True)
             return ended(USAGE)
-        result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)
+        with plain_warnings():
+            result: Any = gristmill.main(arguments, prog_name="gristmill", standalone_mode=False)
     except BaseException as error:
         return ended(end(error, debug))
     return ended(int(result or 0))

@@ -7,11 +7,13 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import click
 
-from gristmill.errors import GristmillError
+from gristmill.errors import GristmillError, GristmillWarning
 from gristmill.job.secret import Secret, scrub
 from gristmill.job.synonyms import meant, said
 from gristmill.process.failure import own_frames
@@ -91,6 +93,24 @@ def say(message: str) -> None:
     if len(lines) > MOST_LINES:
         shown.append(f"… ({len(lines) - MOST_LINES} more lines)")
     _write("gristmill: " + "\n".join(shown) + "\n")
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Python's warnings of this package are shown as those of a run are, without the file and the line of its code."""
+    as_before = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, GristmillWarning):
+            _write(f"warning: {message}\n")
+        else:
+            as_before(message, category, *place, **more)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = as_before
 
 
 _SECRETS: list[Secret] = []  # of the current job: a library's error message may contain them

@@ -12,7 +12,7 @@ from gristmill.cli import common as words
 from gristmill.cli.execute import perform
 from gristmill.cli.flags import Flag, changes, delivered_to, listed, options
 from gristmill.cli.helptext import Command
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, BadSource
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, default_engine
 from gristmill.job.prompts import Prompt
@@ -75,7 +75,7 @@ def embed(**given: Any) -> int:
 
     SOURCE is a file, a folder or a glob, or several of them. Every row ends in SINK, or in its dead letters.
     """
-    return perform(described("embed", given), given)
+    return _performed("embed", given)
 
 
 CLASSIFY = """
@@ -99,7 +99,7 @@ def classify(**given: Any) -> int:
 
     SOURCE is a file, a folder or a glob, or several of them. Every row ends in SINK, or in its dead letters.
     """
-    return perform(described("classify", given), given)
+    return _performed("classify", given)
 
 
 PREDICT = """
@@ -131,7 +131,7 @@ def predict(**given: Any) -> int:
 
     Without --features, the columns are those that the model was fitted with, or that the graph's inputs name.
     """
-    return perform(described("predict", given), given)
+    return _performed("predict", given)
 
 
 PROMPT = """
@@ -163,7 +163,7 @@ def prompt(**given: Any) -> int:
     succeed later is sent again; a row that is refused is a dead letter; a wrong key or model stops the job. A model
     that is a folder for OpenVINO or a .gguf file answers on this machine's CPU.
     """
-    return perform(described("prompt", given), given)
+    return _performed("prompt", given)
 
 
 SCORE = """
@@ -192,7 +192,7 @@ def score(**given: Any) -> int:
     `score_best` is the likeliest. The texts follow the prompt as they are: end it with a blank if words are to be
     apart. An endpoint must have completions with echo and logprobs, as vLLM's.
     """
-    return perform(described("score", given), given)
+    return _performed("score", given)
 
 
 RUN_BATCH = """
@@ -222,7 +222,7 @@ def run_batch(**given: Any) -> int:
     responses, score and rerank. A line that is no request, or that is refused, has its line with an error; a wrong key
     or model stops the job. After a kill the same command sends only what has no answer.
     """
-    return perform(described("run-batch", given), given)
+    return _performed("run-batch", given)
 
 
 APPLY = """
@@ -249,7 +249,24 @@ def apply(**given: Any) -> int:
     It is given a dict of numpy arrays (or what --batch-format says) and returns one row for each row it was given. The
     current folder is importable. --arg values are JSON if they are valid JSON, else text.
     """
-    return perform(described("apply", given), given)
+    return _performed("apply", given)
+
+
+def _performed(command: str, given: Mapping[str, Any]) -> int:
+    """Run what was typed. An error about sources of which there are several says which name was taken for what."""
+    try:
+        return perform(described(command, given), given)
+    except BadSource as e:
+        if len(given.get("source", ())) > 1:
+            e.args = (f"{e}\n{_taken(given['sink'])}", *e.args[1:])  # a line of its own: long ones are cut
+        raise
+
+
+def _taken(sink: str) -> str:
+    return (
+        f"Of several names all but the last are sources, and the last, {sink}, is the sink: if that is no name of a "
+        "folder, give values of one flag with commas (--keep a,b)"
+    )
 
 
 def described(command: str, given: Mapping[str, Any]) -> JobSpec:
@@ -285,16 +302,13 @@ def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     if command == "run-batch":
         return batch_ends(given["input_file"], given["output_file"])
     sources, sink = given["source"], given["sink"]
+    ends = {"source": Source(uri=sources), "sink": Sink(sink)}
     first, last = sources[0], sources[-1]
     if os.path.exists(first) and not os.path.exists(last) and not set(last) & set("*?[{:") and first != last:
         from gristmill.sources.paths import nearby
 
-        raise BadJob(
-            f"{last}: no such file or folder; {nearby(last)}. Of several names all but the last are sources, and "
-            f"the last, {sink}, is the sink: if that is no name of a folder, give values of one flag with commas "
-            "(--keep a,b)"
-        )
-    return {"source": Source(uri=sources), "sink": Sink(sink)}
+        raise BadJob(f"{last}: no such file or folder; {nearby(last)}. {_taken(sink)}")
+    return ends
 
 
 def _model_typed(command: str, given: Mapping[str, Any]) -> tuple[ModelSpec, tuple[Flag, ...]]:

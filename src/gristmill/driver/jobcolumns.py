@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.errors import BadJob, BadSource
+from gristmill.errors import BadJob, BadSource, did_you_mean, nearest
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.namelists import joined, split
 from gristmill.models.contract import ModelInfo
@@ -147,10 +147,7 @@ def check_steps(job: JobSpec, schema: pa.Schema) -> None:
 
 
 def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source does not have: it has") -> BadSource:
-    import difflib
-
-    close = difflib.get_close_matches(name, schema.names, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, schema.names)
     if len(parts := split(name)) > 1 and all(part in schema.names for part in parts):
         hint = f"; several are a list: [{', '.join(parts)}]"
     return BadSource(f"{what} names column {name!r}, which {whose} {', '.join(schema.names)}{hint}")
@@ -229,19 +226,17 @@ def doubtful(job: JobSpec, info: ModelInfo, schema: pa.Schema) -> list[str]:
     """A line for each name that the sink has and only the run can find, and that is nearly a column of the source. Rows
     are sorted by the model's own columns as a rule.
     """
-    import difflib
-
     sink, outputs = job.sink, info.outputs or ()
     options = ("keep", "key", "partition_by", "index")
     named = [] if sink is None else [(what, getattr(sink, what) or ()) for what in options]
     lines = []
     for what, names in named:
         for name in names:
-            near = difflib.get_close_matches(name, schema.names, 1)
+            near = nearest(name, schema.names)
             if near and name not in (*schema.names, *outputs, sink and sink.row_id, sink and sink.model_version):
                 lines.append(
                     f"{what} names column {name!r}, which the source does not have: the job's own code has to make it; "
-                    f"or did you mean {near[0]!r}?"
+                    f"or did you mean {near!r}?"
                 )
     return lines
 
@@ -267,6 +262,9 @@ def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema
     return [*keep, *(info.columns or ()), *keys, *(n for c in conditions for n in c)]
 
 
+DIFFERING = 3  # columns that are told with their files: where one is missing, others of its file often are
+
+
 def differing(
     job: JobSpec, files: Sequence[FileInfo], schema: pa.Schema, reads: list[str], where: Any
 ) -> BadSource | None:
@@ -278,7 +276,7 @@ def differing(
     if not found:
         return None
     problems = list(found.values())
-    more = f"; and {len(problems) - 10} more columns" if len(problems) > 10 else ""
+    more = f"; and {len(problems) - DIFFERING} more columns" if len(problems) > DIFFERING else ""
     ways = ["name only files that belong together"]
     alike = [n for n in reads if n not in found]
     if alike and job.source.data is None and not {*found} & {*(job.sink.keep if job.sink and job.sink.keep else ())}:
@@ -288,4 +286,4 @@ def differing(
         ways.append(
             "--evolve (evolve=True), which fills missing columns with null and lets whole numbers become floats"
         )
-    return BadSource(f"the files of the source differ: {'; '.join(problems[:10])}{more}: {'; or '.join(ways)}")
+    return BadSource(f"the files of the source differ: {'; '.join(problems[:DIFFERING])}{more}: {'; or '.join(ways)}")

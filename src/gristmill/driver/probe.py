@@ -33,6 +33,7 @@ TRIAL_ROWS = 32  # from all over the source, where all of the first rows fail; a
 MORE = 4
 MOST_PROBED = 16_384  # rows to search for one that can be scored before there is a plan
 PROOF_ROWS = 16  # whether a model that has worked works still
+SURE_AFTER = 2.0  # seconds: a probe that was shorter may have been a first call, with its imports, and little else
 TIMED_ROWS = 16  # if the schema is known, only the rate is needed, while the other workers wait
 # On a GPU these take as long as one row does, and tell nothing of its rate; half of them are for what the first call
 # takes, which is a second and more.
@@ -218,6 +219,13 @@ def rate(r: Resolved, answer: Mapping[str, Any]) -> float | None:
     elif rows:
         each.append(model / rows)
     return 1 / max(each) if each and max(each) > 0 else None
+
+
+def sure_rate(r: Resolved, answer: Mapping[str, Any]) -> float | None:
+    """The same if it may be told as how long the run takes, which is many times what was measured."""
+    figures = answer["figures"]
+    warm = figures.get("warmup_rows", 0.0) > 0
+    return rate(r, answer) if warm or figures.get("model_seconds", 0.0) >= SURE_AFTER else None
 
 
 def _known(at: Chosen) -> dict[str, Any]:

@@ -29,7 +29,9 @@ CUTS = 3  # workers of one shard that may lose their pipes: what would note the 
 
 _TRANSIENT: tuple[FailureKind, ...] = ("io", "other")
 _OUTSIDE = {int(getattr(signals, n)) for n in ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP") if hasattr(signals, n)}
-_BY_KIND: dict[FailureKind, type[GristmillError]] = {"output": BadOutput, "source": SourceChanged, "load": BadModel}
+_BY_KIND: dict[FailureKind, type[GristmillError]] = {
+    "output": BadOutput, "undeclared": BadOutput, "source": SourceChanged, "load": BadModel,
+}  # fmt: skip
 _BY_CLASS = {kind.__name__: kind for kind in (MissingExtra, BadJob, PlanChanged)}
 
 

@@ -276,11 +276,11 @@ class Scoring:
         self.at = at = probe.planned(self.at, answer)
         feed.begin(at.task, range(len(at.plan.shards)), _inside(at))
         at.log.say(**self.tally.begin(at.plan.shards, None))
-        self._foresee(at, range(len(at.plan.shards)), probe.rate(at.resolved, answer))
+        self._foresee(at, range(len(at.plan.shards)), probe.sure_rate(at.resolved, answer))
 
     def _foresee(self, at: Planned, missing: Sequence[int], rate: float | None) -> None:
         """Say how long the shards that are missing take: by earlier runs, else by the rate of a worker on its first
-        rows.
+        rows, if these took long enough.
         """
         if at.retries or at.stream:
             return

@@ -284,6 +284,8 @@ class ShardFeed:
             self._probe_again()
             self._note("warning", f"the first rows: {error.type}: {error.message}; trying again")
         else:
+            if error.kind == "undeclared":  # nothing is committed yet: as for any other name that the job has wrong
+                error = replace(error, ours="BadJob")
             self._fail(error, "while scoring the first rows")
 
     def _failed(self, number: int, error: Failure) -> None:

@@ -68,7 +68,7 @@ def described(reader: Reader) -> Reads:
 
 def _reader(plan: Plan, fs: Any) -> Reader:
     told = plan.about.reads
-    form = source_format(Source(("",), format=told.format), plan.shards.files)
+    form = source_format(Source((".",), format=told.format), plan.shards.files)
     schema, own = decode_schema(told.schema), _own(told)
     return Reader(form, fs, told.columns, schema, told.where, told.options, own=own)
 

@@ -12,7 +12,7 @@ from gristmill.errors import BadJob, MissingExtra
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
 from gristmill.job.secret import reveal
-from gristmill.job.uris import file_named, local_path, records_of, redact
+from gristmill.job.uris import file_named, local_path, records_of, redact, refuse_empty
 
 _STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
 _QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is part of a name
@@ -36,6 +36,7 @@ _LEFT_OUT = frozenset({"scheme", "allow_bucket_creation", "allow_bucket_deletion
 def opened(uri: str, storage: Mapping[str, Any] | None = None) -> tuple[str, Files]:
     """A sink's root, as it may be shown, and its file layer. No request is made to a store yet. Raises BadJob."""
     text = str(reveal(uri))
+    refuse_empty(text, "sink")
     scheme = text.partition("://")[0].lower() if "://" in text else "file"
     if scheme in _STORES:
         return _store(scheme, text, dict(reveal(storage or {})))

@@ -112,6 +112,8 @@ class Option:
         elif NAMES in self.types and _names(value) is None:
             raise BadJob(f"{of}{self.name} is {value!r}: give a name, or a list of names")
         elif (wanted := self.misfit(value)) is not None:
+            if self.name == "model":
+                refuse_estimator(value, of + self.name)
             raise BadJob(f"{of}{self.name} is {value!r}: give {wanted}")
 
     def misfit(self, value: Any) -> str | None:
@@ -151,6 +153,18 @@ def is_of(value: Any, kind: Any) -> bool:
     if kind is bool and type(value).__module__ == "numpy":
         return type(value).__name__ in ("bool", "bool_")  # of numpy 2 and 1
     return isinstance(value, (str, os.PathLike) if kind is str else kind)
+
+
+def refuse_estimator(value: Any, what: str) -> None:
+    """Raises BadJob for a fitted estimator, or another object that predicts, given as `what`: workers load models from
+    files.
+    """
+    known = [name for name in ("fit", "predict", "transform") if callable(getattr(value, name, None))]
+    if not isinstance(value, type) and ("predict" in known or known == ["fit", "transform"]):
+        raise BadJob(
+            f"{what} is an object in memory ({type(value).__name__}), and each worker loads its own: save it with "
+            "skops.io.dump (or joblib.dump) and give the file's name: gm.predict(…, model='model.skops')"
+        )
 
 
 def _names(value: Any) -> tuple[str, ...] | None:

@@ -14,7 +14,7 @@ from gristmill.job.options import EngineSpec, Gates, Running, Update, as_engine,
 from gristmill.job.recipients import Alert, Lineage, Metrics, as_told
 from gristmill.job.schedule import Schedule, as_schedule, due
 from gristmill.job.specs import ModelSpec, Step, as_model, as_step
-from gristmill.job.uris import file_formats, file_named, is_local, local_path
+from gristmill.job.uris import file_formats, file_named, is_local, local_path, refuse_empty
 from gristmill.values import dataclass
 
 _NOT_WRITTEN = (".csv", ".tsv", ".json", ".xlsx", ".arrow", ".feather", ".ipc", ".orc", ".avro", ".txt")
@@ -108,6 +108,8 @@ class Source:
             object.__setattr__(self, "options", {**self.options, "relative_to": local_path(os.fspath(base))})
         if self.limit is not None and self.sample is not None:
             raise BadJob("source has both limit and sample: give one of them")
+        for uri in self.uri:
+            refuse_empty(uri, "source")
         if not self.uri and self.data is None:
             raise BadJob("the source names nothing: give a file, a folder, a glob or a table")
 
@@ -202,6 +204,7 @@ class Sink:
     ] = None
 
     def __post_init__(self) -> None:
+        refuse_empty(self.uri, "sink")
         if self.key and not self.row_id:
             raise BadJob(f"sink has key={list(self.key)} but no row_id: name the column that the id is written to")
         needed: dict[str, Any] = {

@@ -28,7 +28,7 @@ def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
     """The error for an unknown option, with the one that was probably meant, or all that there are."""
     known = sorted(names)
     near = meant(name, known)
-    instead = None if near else said(name)
+    instead = None if near else _inside(name, known) or said(name)
     near = near or (None if instead else nearest(name, known))
     if near:
         hint = f"did you mean {near!r}?"
@@ -36,7 +36,18 @@ def unknown(where: str, name: str, names: Iterable[str]) -> BadJob:
         hint = f"it is an option of the job: gm.Job(…, {name}=…)"
     else:
         hint = instead or f"it has {', '.join(known) or 'none'}"
+        if "args" in known and not instead:
+            hint = f"an argument of your function goes into args={{{name!r}: …}}; {hint}"
     return BadJob(f"{where} has no option {name!r}: {hint}")
+
+
+_INSIDE: dict[str, list[str]] = {}  # by an option, the names inside it, from the prefix of its class
+
+
+def _inside(name: str, known: Sequence[str]) -> str | None:
+    """Where to write what is an option of one of these; None of any other name."""
+    of = next((one for one in known if name in _INSIDE.get(one, ())), None)
+    return None if of is None else f"it is one of {of}: {of}={{{name!r}: …}}"
 
 
 def check_names(where: str, given: Iterable[str], names: Iterable[str]) -> None:
@@ -91,6 +102,8 @@ def option_fields(of: str = "") -> Callable[[type[T]], type[T]]:
         made: Any = cls.__init__
         cls._shown = staticmethod(bare)  # type: ignore[attr-defined]  # of hints, by the signature of the class
         names = [field.name for field in dataclasses.fields(cls)]  # type: ignore[arg-type]
+        if of.endswith("."):
+            _INSIDE[of.removesuffix(".")] = names
 
         @functools.wraps(made)
         def __init__(self: Any, *args: Any, **options: Any) -> None:

@@ -193,8 +193,12 @@ def is_schema(returns: Any) -> bool:
 
 
 def text_of(template: str, what: str) -> str:
-    """A template's text, read from its file if it is `@FILE`. Raises BadJob."""
+    """A template's text, read from its file if it is `@FILE`. Raises BadJob, also for a file's name without the @."""
     if not template.startswith("@"):
+        if "{{" not in template and "{%" not in template and os.path.isfile(os.path.expanduser(template)):
+            raise BadJob(
+                f"{what} {template!r} names no column, and a file has that name: write @{template} for its text"
+            )
         return template
     try:
         with open(os.path.expanduser(template[1:]), encoding="utf-8") as file:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, did_you_mean
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -84,8 +83,7 @@ class Registry(Generic[T]):
 
     def unknown(self, name: str) -> BadJob:
         """The error for an unknown name: the nearest one, and all names."""
-        near = difflib.get_close_matches(str(name).casefold(), self.names, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(name), self.names)
         return BadJob(f"{self._what} {name!r}: it must be one of {', '.join(self.names)}{hint}")
 
     @functools.cached_property

@@ -9,7 +9,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, TypeVar
 
 from gristmill.errors import BadJob, BadModel
-from gristmill.job.annotations import Help, whole
+from gristmill.job.annotations import Help, refuse_estimator, whole
 from gristmill.job.endpoints import (
     AT_ONCE,
     HOW_ASKED,
@@ -78,6 +78,7 @@ class Call:
                     f"{_saved(self.target)}"
                 )
         elif not callable(self.target):
+            refuse_estimator(self.target, "the model")
             raise BadModel(f"{self.target!r} cannot be called: give a function, a class, or 'module:name'")
         elif not _function_or_class(self.target):
             kind = type(self.target).__name__

@@ -8,6 +8,8 @@ import os
 import re
 from urllib.parse import unquote
 
+from gristmill.errors import BadJob
+
 __all__ = [
     "file_formats",
     "file_named",
@@ -18,6 +20,7 @@ __all__ = [
     "local_path",
     "records_of",
     "redact",
+    "refuse_empty",
 ]
 
 _FILES = {".parquet": ("parquet",), ".jsonl": ("jsonl", "openai-batch")}  # by the ending of a sink that is one file
@@ -163,3 +166,9 @@ def _kept(query: str) -> str:
         for p, n in zip(pairs, names, strict=True)
         if not (is_secret(n) or (signed and (n in _SAS or n.lower() in ("expires", "date"))))
     )
+
+
+def refuse_empty(uri: str, what: str) -> None:
+    """Raises BadJob for a text of nothing, which would be the current folder."""
+    if not uri.strip():
+        raise BadJob(f"the {what} is {uri!r}, perhaps a variable that is not set: name it (the current folder is .)")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, nearest
 from gristmill.job.options import ENGINE, EngineSpec, default_engine
 from gristmill.job.recipients import HEADS, head
 from gristmill.job.specs import kind_in
@@ -68,8 +67,8 @@ def apply_profile(document: Document, profile: str | None) -> Document:
     if profile is None:
         return document
     if profile not in profiles:
-        near = difflib.get_close_matches(profile, profiles, 1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(profiles) or 'none'}"
+        near = nearest(profile, profiles)
+        hint = f"did you mean {near}?" if near else f"it has {', '.join(profiles) or 'none'}"
         raise BadJob(f"--profile {profile}: {document.name} has no such profile: {hint}")
     return merged(document, profile)
 

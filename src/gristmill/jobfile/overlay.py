@@ -6,12 +6,11 @@ A path is written as in a job file (`source.limit`, `model.args.size`, `engine.w
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, nearest
 from gristmill.job.job import JobSpec
 from gristmill.job.namelists import split
 from gristmill.job.options import EngineSpec
@@ -130,8 +129,8 @@ def _field(value: Any, key: str, sub: Any) -> tuple[str, str | None]:
     if isinstance(value, EngineSpec) and key in value.own_names:
         return "options", key
     known = _known(value, names)
-    near = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+    near = nearest(key, known)
+    hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
     if "options" in known and not near:
         hint += f"; an option of its format is options.{key}"
     what = f"this model ({kind})" if kind else type(value).__name__.removesuffix("Spec").lower()

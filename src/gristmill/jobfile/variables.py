@@ -6,12 +6,11 @@ a number when `n` is. Within a text a variable is inserted as it was written, to
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, nearest
 from gristmill.job.secret import Secret
 from gristmill.jobfile.document import Document, Path, Written
 
@@ -110,8 +109,8 @@ class Scope:
         if not _NAME.fullmatch(name):
             raise BadJob(f"{place}: ${{{name}}} is not a variable's name: write ${{name}} or ${{env:NAME}}")
         if name not in self.values:
-            near = difflib.get_close_matches(name, self.values, 1)
-            hint = f"did you mean ${{{near[0]}}}?" if near else f"give it under vars, or with --var {name}=…"
+            near = nearest(name, self.values)
+            hint = f"did you mean ${{{near}}}?" if near else f"give it under vars, or with --var {name}=…"
             raise BadJob(f"{place}: {dotted(path)} uses ${{{name}}}, which is not defined: {hint}")
         value = self.values[name]
         if value is None:
@@ -160,9 +159,9 @@ def check_given(document: Document, declared: Iterable[str], given: Mapping[str,
     known = {*declared, *references(document)}
     for name, said in given.items():
         if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), 1)
+            near = nearest(name, sorted(known))
             has = f"its variables are {', '.join(sorted(known))}" if known else "it has no variables"
-            hint = f"did you mean {near[0]}?" if near else has
+            hint = f"did you mean {near}?" if near else has
             raise BadJob(f"{said}: {document.name} has no ${{{name}}}; {hint}")
 
 

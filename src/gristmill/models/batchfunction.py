@@ -11,13 +11,12 @@ import pyarrow as pa
 
 from gristmill.arrow.casts import Lossy, is_list, lossless
 from gristmill.arrow.rows import picked, run_of
-from gristmill.errors import BadOutput
 from gristmill.job.specs import BatchFormat, FunctionModel
 from gristmill.models.calls import load_call
 from gristmill.models.contract import Place, Prepared, Refusal
 from gristmill.models.conversion import Habit, from_result, null_numbers, own, to_batch, to_numpy, told_nulls
 from gristmill.models.passthrough import handed_back
-from gristmill.models.returns import parse_schema
+from gristmill.models.returns import Undeclared, parse_schema
 from gristmill.models.takes import takes_of
 from gristmill.process.failure import SomeFailed
 
@@ -97,7 +96,7 @@ class LoadedFunction:
     def _typed(self, table: pa.Table) -> tuple[pa.Table, dict[int, ValueError]]:
         if self._renamed is not None and table.column_names != [self._renamed]:
             if table.num_columns != 1:
-                raise BadOutput(
+                raise Undeclared(
                     f"{self._name} returned columns {', '.join(table.column_names)}: "
                     f"output={self._renamed!r} can rename only one"
                 )
@@ -105,7 +104,7 @@ class LoadedFunction:
         if self._returns is None:
             return table, {}
         if set(table.column_names) != set(self._returns.names):
-            raise BadOutput(
+            raise Undeclared(
                 f"{self._name} returned columns {', '.join(table.column_names)}; "
                 f"returns= declares {', '.join(self._returns.names)}, and must declare all columns"
             )
@@ -118,7 +117,7 @@ class LoadedFunction:
             except Lossy as e:
                 found = dict(_misfits(column, field.type))
                 if not found:
-                    raise BadOutput(
+                    raise Undeclared(
                         f"{self._name} returned column {field.name!r} as another type than returns= declares: {e}"
                     ) from e
                 what = (

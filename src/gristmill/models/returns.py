@@ -7,7 +7,11 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from gristmill.arrow.typetext import column_type
-from gristmill.errors import BadModel
+from gristmill.errors import BadModel, BadOutput
+
+
+class Undeclared(BadOutput):
+    """Answers are not as `returns=` or `output=` declares. Where the first rows' are not, the job is written wrong."""
 
 
 def parse_schema(returns: Mapping[str, str]) -> pa.Schema:

@@ -153,6 +153,11 @@ def features_of(spec: SklearnModel, estimator: Any) -> tuple[str, ...]:
     return tuple(spec.features)
 
 
+def _whose(estimator: Any) -> str:
+    """Who names its columns: those it was fitted with, or else the option."""
+    return "was fitted with column" if hasattr(estimator, "feature_names_in_") else "is given by features= column"
+
+
 def class_of(spec: SklearnModel, estimator: Any) -> int | None:
     """The place of the class `label` among the probabilities; None without one. Raises BadModel if it is not there."""
     if spec.label is None:
@@ -260,7 +265,7 @@ def describe(spec: SklearnModel, schema: pa.Schema | None) -> ModelInfo:
     code = tuple(c for c in code_in(estimator) if not _of_stack((c.__module__ or "").partition(".")[0]))
     features = features_of(spec, estimator)
     class_of(spec, estimator)
-    check_columns(schema, features, spec.name, "was fitted with column")
+    check_columns(schema, features, spec.name, _whose(estimator))
     if schema is not None and takes_documents(estimator):
         _check_documents(spec, features, schema)
     elif schema is not None and not takes_categories(estimator):
@@ -347,7 +352,7 @@ class LoadedEstimator:
 
         Rows with null, NaN or infinite features are refused, unless the model takes missing values itself.
         """
-        check_columns(rows.schema, self._features, self._name, "was fitted with column")
+        check_columns(rows.schema, self._features, self._name, _whose(self._estimator))
         if not self._asked:
             self._missing, self._asked = scores_nulls(self._spec, self._estimator, rows.schema), True
         whole = [rows.column(c) for c in self._features if _whole(_plain(rows.schema.field(c).type))]

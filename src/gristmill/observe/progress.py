@@ -82,6 +82,7 @@ class Lines:
         self._doing: tuple[str, ...] = ()
         self._last = 0.0
         self._gap = FIRST_LINE_S
+        self._told = ""
 
     def progress(self, now: Progress) -> None:
         """A line, if it is time for one. The report, or the error, that follows tells how it ended."""
@@ -95,7 +96,10 @@ class Lines:
         else:
             self._gap = min(MOST_LINE_S, self._gap * 1.3)
         self._last = at
-        self._write(line(now))
+        said, before = line(now), self._told
+        self._told = said
+        # The same again is only a sign that it goes on: with since when, or it looks like a mistake.
+        self._write(f"{said} … {units.clock(now.elapsed)}" if said == before else said)
 
     def note(self, note: Note) -> None:
         """The note, unless it is for debugging."""

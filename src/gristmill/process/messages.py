@@ -178,7 +178,20 @@ class Waiting(Event):
 
 
 FailureKind = Literal[
-    "row", "output", "load", "source", "space", "io", "model", "memory", "sick", "timeout", "uncounted", "job", "other"
+    "row",
+    "output",
+    "undeclared",
+    "load",
+    "source",
+    "space",
+    "io",
+    "model",
+    "memory",
+    "sick",
+    "timeout",
+    "uncounted",
+    "job",
+    "other",
 ]
 
 
@@ -186,11 +199,12 @@ FailureKind = Literal[
 class Failure:
     """An exception as text, so that it crosses any boundary. `kind` says which decision it calls for.
 
-    `kind` is "row", "output" (a broken contract), "load" (the model cannot load), "source" (source changed), "space"
-    (disk), "io" (a disk that may recover), "model" (every row tried fails), "memory" (as "model"), "sick" (a row that
-    worked in this process fails now), "timeout" (of a map's call), "uncounted" (rows are missing), "job" (it cannot run
-    this way), "other". `type` is the name of the class, for people; `ours` is the class of gristmill.errors, "" for any
-    other class. `step` is the name of the step that failed, "" for the model.
+    `kind` is "row", "output" (a broken contract), "undeclared" (other columns than the job declares), "load" (the model
+    cannot load), "source" (source changed), "space" (disk), "io" (a disk that may recover), "model" (every row tried
+    fails), "memory" (as "model"), "sick" (a row that worked in this process fails now), "timeout" (of a map's call),
+    "uncounted" (rows are missing), "job" (it cannot run this way), "other". `type` is the name of the class, for
+    people; `ours` is the class of gristmill.errors, "" for any other class. `step` is the name of the step that failed,
+    "" for the model.
     """
 
     kind: FailureKind

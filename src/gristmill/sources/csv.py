@@ -5,7 +5,6 @@ that, reading can start at any of these places.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.errors import BadSource
+from gristmill.errors import BadSource, nearest
 from gristmill.job.formatoptions import known
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources.blocks import blanked, not_utf8
@@ -243,8 +242,8 @@ def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> 
     for name, kind in types.items():
         check_kind(file.path, name, kind)
         if layout.names and name not in layout.names:
-            alike = difflib.get_close_matches(name, layout.names, n=1)
-            hint = f"did you mean {alike[0]!r}?" if alike else f"it has {', '.join(layout.names[:20])}"
+            alike = nearest(name, layout.names)
+            hint = f"did you mean {alike!r}?" if alike else f"it has {', '.join(layout.names[:20])}"
             raise BadSource(f"{file.path}: types names column {name!r}, which the file does not have: {hint}")
 
 

@@ -260,7 +260,10 @@ def _parsed(where: SqlWhere) -> Any:
     sql = f"SELECT 1 FROM rows WHERE (\n{where.expression}\n)"
     answer = json.loads(where._db().execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()[0][0])
     if answer.get("error"):
-        raise BadJob(f"{where._named}: {_line(answer.get('error_message', 'cannot be parsed'))}: {_EXAMPLE}")
+        said = _line(answer.get("error_message", "cannot be parsed"))
+        if int(answer.get("position") or 0) >= len(sql.encode()) - 1:  # at the bracket after it, which nobody wrote
+            said = "syntax error at its end: a value is missing there, or a bracket"
+        raise BadJob(f"{where._named}: {said}: {_EXAMPLE}")
     statements = answer["statements"]
     node = statements[0]["node"]
     more = node.get("modifiers") or node.get("group_expressions") or node.get("having") or node.get("qualify")
@@ -283,7 +286,8 @@ def _unbound(said: str, names: list[str]) -> str:
     """DuckDB's message for an expression that does not fit the columns, with what there are."""
     there = f"; the columns are {', '.join(names)}"
     if missing := re.search(r'Referenced column "(.+?)" not found', said):
-        return f"there is no column {missing[1]!r}{there}{did_you_mean(missing[1], names)}"
+        hint = did_you_mean(missing[1], names) or f"; a text stands in single quotes: '{missing[1]}'"
+        return f"there is no column {missing[1]!r}{there}{hint}"
     return said + there
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gristmill.errors import BadModel, BadOutput, GristmillError, MissingExtra, SourceChanged
 from gristmill.job.secret import Secret, scrub
+from gristmill.models.returns import Undeclared
 from gristmill.process.failure import failure_of
 from gristmill.process.messages import Elsewhere, Failure, FailureKind
 from gristmill.worker.bisection import ModelBroken
@@ -23,7 +24,9 @@ def classified(error: BaseException) -> Failure:
     if isinstance(error, (ModelBroken, Elsewhere)) and error.failure is not None:
         return error.failure
     kind: FailureKind = "other"
-    if isinstance(error, BadOutput):
+    if isinstance(error, Undeclared):
+        kind = "undeclared"
+    elif isinstance(error, BadOutput):
         kind = "output"
     elif isinstance(error, SourceChanged):
         kind = "source"

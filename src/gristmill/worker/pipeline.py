@@ -407,7 +407,7 @@ class ShardWorker:
         def tick(rows: int, alive: bool = True) -> None:
             nonlocal scored
             if alive:
-                self._watch.beat()
+                self._watch.beat(calling=False)
             scored += rows
             if time.monotonic() - self._ticked > 0.2:
                 share = scored / max(scored, window.rows.num_rows)  # steps may have changed the number of rows
@@ -424,10 +424,12 @@ class ShardWorker:
             if self._rows is not None and window.prepared.rows:
                 seconds = self._waited(self._rows, window, tick, emit)
             scored = 0  # these rows' share is told again as they are scored
-            done = self._predict.score(task, window, self._before, tick)
+            with self._calls_end():
+                done = self._predict.score(task, window, self._before, tick)
             done.figures["model_seconds"] += seconds
         else:
-            done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
+            with self._calls_end():
+                done = CarefulScore(self._predict, task, window, self._before, suspects).score(tick)
         if self._rows is not None:
             self._count_used(item, self._rows.used(window.prepared), done)
             self._tell_news(self._rows, emit)
@@ -471,7 +473,16 @@ class ShardWorker:
             emit(Printed(self._name, model.news.pop(0), "warning"))
 
     def _before(self, rows: np.ndarray) -> None:
-        self._watch.beat()
+        # The limit of a row that somebody is asked for is its own, and answers are signs of life.
+        self._watch.beat(calling=self._rows is None)
+
+    @contextlib.contextmanager
+    def _calls_end(self) -> Iterator[None]:
+        """No call of the model is under way after this, also where one has raised."""
+        try:
+            yield
+        finally:
+            self._watch.beat(calling=False)
 
     def _write(self, scored: queue.Queue[_Parcel | None], emit: Emit) -> None:
         commits: dict[str, ShardCommit] = {}
