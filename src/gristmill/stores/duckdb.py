@@ -206,14 +206,15 @@ class File:
     def matching(self, session: Session, load: Load) -> None:
         """Nothing: it joins by hashes of the key."""
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """Rename the staging table; where indices or constraints hang on the target, or it has other columns by now,
         its rows are replaced; where others refer to them by key, so that only rows that go are deleted.
         """
         stage, target = self.table(load.stage), self.target()
+        found = self._referring(session, load) if session.columns(target) else []
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
-        elif found := self._referring(session, load):
+        elif found:
             references.refuse_referenced(session, self, found, load, self._place.shown)
             extended(session, target, stage, load.schema.names)
             merged(session, self, stage, load, self._place.shown, delete=True)
@@ -224,6 +225,7 @@ class File:
             session.run(f"DROP TABLE {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
         self.indexed(session, load)
+        return bool(found)
 
     def _referring(self, session: Session, load: Load) -> list[references.Reference]:
         """The foreign keys of other tables that refer to the target. Raises BadJob if its rows cannot be updated by the

@@ -28,6 +28,7 @@ from gristmill.process.pool import Pool
 from gristmill.sinks.parquet import worth_a_dictionary
 from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
+from gristmill.stores.packing import told
 from gristmill.values import dataclass
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
@@ -275,7 +276,8 @@ class Lake:
                 files = self._files(staging := self._staging(now, load, schema))
                 self._sweep(staging)
                 refuse_gone(load, (file.rows for file in files), self._place.shown)
-                if self._form.commit(now, load, schema, files, (load.mark, *others)):
+                mark = load.mark if now is None else told(load, now.marks, updated=load.mode == "upsert")
+                if self._form.commit(now, load, schema, files, (mark, *others)):
                     return
         raise StoreUnavailable(
             f"{self._place.shown}: others have written there {ATTEMPTS} times while this was to be committed: run again"

@@ -144,9 +144,10 @@ class Database(Protocol):
         """
         ...
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """Make the staging table the target, in this transaction. Indices, grants and views of the target stay, as it
-        is now: others may have changed it since the staging table was made.
+        is now: others may have changed it since the staging table was made. Whether rows were updated by their key, so
+        that they keep columns that the result lacks.
         """
         ...
 

@@ -221,7 +221,7 @@ class File:
         if session.columns(self.target()):
             self.indexed(session, load)
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """Rename the staging table; where indices, constraints or triggers of others hang on the target, or it has
         other columns by now, its rows are replaced.
         """
@@ -236,6 +236,7 @@ class File:
             session.run(f"DROP TABLE IF EXISTS {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {target}")
         self.indexed(session, load)
+        return False  # foreign keys are not enforced
 
     def _bound(self, session: Session) -> bool:
         """Whether the target has more than columns, and than indices of ours."""
