@@ -42,7 +42,8 @@ ATTEMPTS = 20  # commits that others are quicker with, one after the other, befo
 class Snapshot:
     """A table at one version: its columns, the marks of what is in it, that of the last delivery first, and how often
     the files of a staging place became its own. `table` is what the format's client calls it. `new` if nothing was
-    ever delivered there, as far as the format tells; a table that was restored has been.
+    ever delivered there, as far as the format tells; a table that was restored has been. `lost` says that its marks are
+    not to be found, and the way out: nothing is put beside rows of which none tells whose they are.
     """
 
     schema: pa.Schema
@@ -50,6 +51,7 @@ class Snapshot:
     committed: Callable[[str], int]
     table: Any
     new: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +142,8 @@ class Lake:
         """The columns of the result as the table has them, or will have them. Raises BadJob."""
         shown, form = self._place.shown, self._form.name
         there = {} if now is None else {f.name: f for f in now.schema}
+        if now is not None and now.lost and not load.whole:
+            raise StoreUnavailable(now.lost)
         if (why := self._form.refused(now, load)) is not None:
             raise BadJob(f"{shown}: {why}")
         fields = []
