@@ -770,6 +770,27 @@ def test_lance_indices_stay(tmp_path: Path) -> None:
     assert lance.dataset(path).version == version
 
 
+def test_lance_upserts_with_delete_keep_columns_of_others(out: str, tmp_path: Path) -> None:
+    """In rows that stay; rows of other keys go, and an index is of the rows that are there."""
+    import lance
+
+    (tmp_path / "lancedb").mkdir()
+    path, to = tmp_path / "lancedb" / "scores.lance", f"lance://{tmp_path}/lancedb#scores"
+    gm.deliver(out, to)
+    lance.write_dataset(rows(100), path, mode="append")
+    lance.dataset(path).create_scalar_index("id", "BTREE")
+    lance.dataset(path).add_columns({"note": "'of ' || cast(id AS string)"})
+    write(tmp_path / "in", 0, ROWS - 5)
+    gm.deliver(again(tmp_path, 2), to, mode="upsert", key="id", delete=True)
+    table = lance.dataset(path)
+    assert {row["id"]: row for row in table.to_table().to_pylist()} == {
+        i: {**row, "note": f"of {i}"} for i, row in wanted(range(ROWS - 5), 2).items()
+    }
+    assert table.to_table(filter="id = 7")["note"].to_pylist() == ["of 7"]
+    (index,) = table.describe_indices()
+    assert index.num_rows_indexed == ROWS - 5
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
 def test_lance_that_was_compacted_with_its_indices(out: str, mode: str, tmp_path: Path) -> None:
     """Nights go on, rows are found, and what was delivered is known."""

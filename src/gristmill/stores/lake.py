@@ -343,6 +343,13 @@ def left_out(there: Iterable[pa.Field], schema: pa.Schema) -> list[pa.Field]:
     return [f for f in there if f.name not in schema.names and GENERATED not in (f.metadata or {})]
 
 
+def losing(now: Snapshot, load: Load) -> str | None:
+    """Why an upsert that writes whole rows would lose values of the table; None if it would lose none."""
+    if kept := [name for name in now.schema.names if name not in load.schema.names]:
+        return f"has columns that the result lacks ({', '.join(kept)}), whose values an upsert would lose: add them"
+    return None
+
+
 def padded(batches: Iterable[pa.RecordBatch], lacks: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:
     """The same rows, with nulls in columns of a table that they lack, where what writes them asks for all columns."""
     for batch in batches:
