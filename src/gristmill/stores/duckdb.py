@@ -33,6 +33,7 @@ from gristmill.stores.contract import (
     StoreBusy,
     StoreKind,
     StoreUnavailable,
+    damaged,
 )
 from gristmill.stores.ducktypes import column_type, holds
 from gristmill.stores.gate import Gate
@@ -42,6 +43,7 @@ from gristmill.stores.refused import without_repeats
 from gristmill.stores.sql import (
     MARKS,
     ROWS,
+    WITH_TABLES,
     Nothing,
     Session,
     as_staged,
@@ -64,6 +66,7 @@ HOLD = 2.0  # seconds after which a file is let go between two transactions, so 
 GROUP = 122_880, 16 << 20  # rows that it writes at a time; bytes that are copied for that at most
 BREATH = 0.02  # seconds for which it is let go
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")  # statements that change no table's columns
+_NO_FILE, _DAMAGED = "not a valid DuckDB database file", ("Could not read enough bytes", "Corrupt database file")
 _STRANGE = ("INTERVAL", "BIT", "BIGNUM", "TIME WITH TIME ZONE")  # types whose values Arrow does not have as they are
 
 
@@ -146,6 +149,7 @@ class File:
             self.close()  # which rolls back
             if isinstance(e, duckdb.Error):
                 told = f"{self._place.shown}: DuckDB says: {self._place.words(e)}"
+                _refuse_damaged(self._place, e)
                 lasting = isinstance(e, (duckdb.DataError, duckdb.IntegrityError))  # of values that it refuses
                 raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
             raise
@@ -391,12 +395,21 @@ def connected(place: Place, *, read_only: bool) -> Any:
         except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
             held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
             if not held or time.monotonic() > until:
+                _refuse_damaged(place, e)
                 told = f"{place.shown}: cannot be opened: {place.words(e)}"
                 raise (StoreBusy(f"{told}: close it there, and run again") if held else StoreUnavailable(told)) from e
             time.sleep(wait)
             wait = min(0.1, wait * 2)
         except duckdb.Error as e:
+            _refuse_damaged(place, e)
             raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
+
+
+def _refuse_damaged(place: Place, error: Exception) -> None:
+    """Raises BadJob for what DuckDB says of a file that lacks a part, or is none of its own."""
+    strange = _NO_FILE in str(error)
+    if strange or any(words in str(error) for words in _DAMAGED):
+        raise damaged(place.shown, f"DuckDB says: {place.words(error)}", strange=strange, what=WITH_TABLES) from error
 
 
 def _as_generated(name: str, kind: str) -> str:
@@ -431,6 +444,7 @@ class FileReader:
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
                 yield connection, table, self._mark(transaction, schema)
             except duckdb.Error as e:
+                _refuse_damaged(place, e)
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MARKS, PARTS = "gristmill_marks", "gristmill_parts"
+WITH_TABLES = "it (with all of its tables)"  # what it is to remove a file that is a database
 ROWS = "gristmill_rows"  # a view, of what is loaded or looked up
 
 
