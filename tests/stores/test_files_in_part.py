@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 import sqlite3
@@ -23,11 +24,11 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def job(folder: Path, to: gm.Delivery) -> gm.Job:
-    """Rows with a vector and a text."""
+def job(folder: Path, to: gm.Delivery, **more: pa.Array) -> gm.Job:
+    """Rows with a vector and a text, and `more` columns."""
     ids = range(2000)
     vectors = pa.array([[float(i), 1.0] for i in ids], pa.list_(pa.float32(), 2))
-    rows = pa.table({"id": list(ids), "v": vectors, "text": [f"text {i}" for i in ids]})
+    rows = pa.table({"id": list(ids), "v": vectors, "text": [f"text {i}" for i in ids], **more})
     model = gm.model(same, batch_format="arrow")
     return gm.Job(rows, model, gm.sink(str(folder / "out")), workers=0, deliver=[to])
 
@@ -84,7 +85,7 @@ def test_a_little_of_a_file(store: str, left: float, tmp_path: Path) -> None:
 def test_a_file_that_is_restored_in_place(store: str, tmp_path: Path) -> None:
     """Written over by its backup, of the same inode: an open lookup reads what is there now, as it was delivered."""
     to, path = gm.to(f"{store}://{tmp_path}/s", key="id"), tmp_path / "s"
-    job(tmp_path, to).run()
+    job(tmp_path, to, day=pa.array([dt.date(2026, 1, 1)] * 2000)).run()
     kept = shutil.copyfile(path, tmp_path / "kept")
     rows = pa.table({"id": [1, 5000], "v": pa.array([[0.0, 1.0]] * 2, pa.list_(pa.float32(), 2))})
     with gm.lookup(to) as lookup:
