@@ -288,6 +288,16 @@ def test_what_cannot_be(spark: Any, shop: str, tmp_path: Path) -> None:
     assert spark.table("shop.other").count() == 300
 
 
+def test_an_upsert_that_would_lose_values(spark: Any, shop: str, tmp_path: Path) -> None:
+    """Of a column of others, as it writes whole rows: refused before anything is scored."""
+    spark.sql("CREATE TABLE shop.noted (id BIGINT, y DOUBLE, note STRING) USING PARQUET")
+    spark.sql("INSERT INTO shop.noted VALUES (1, 0.0, 'by hand')")
+    made = job("spark://shop.sold", "spark://shop.noted?mode=upsert&key=id", doubled)
+    with pytest.raises(gm.BadJob, match=r"columns that the result lacks \(note\), whose values an upsert would lose"):
+        made.run()
+    assert [tuple(row) for row in spark.table("shop.noted").collect()] == [(1, 0.0, "by hand")]
+
+
 def test_files_that_spark_reads_are_linked(spark: Any, shop: str, tmp_path: Path) -> None:
     """A table takes no room beside its sink, unless its columns are of other types; another format is written anew."""
     same = job("spark://shop.sold", str(tmp_path / "same"), vectors)

@@ -5,10 +5,12 @@ or another sink's, lacks some of their columns.
 from __future__ import annotations
 
 import datetime as dt
+import uuid
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 import pytest
@@ -39,16 +41,25 @@ def shop(kind: tuple[str, str], tmp_path: Path) -> Iterator[shops.Shop]:
         yield made
 
 
+def numbered(batch: dict[str, Any]) -> dict[str, Any]:
+    """A number for each row."""
+    return {"y": batch["id"]}
+
+
 def scored(batch: dict[str, Any]) -> dict[str, Any]:
     """A number and a vector for each row."""
-    return {"y": batch["id"], "v": [[1.0, float(i)] for i in batch["id"]]}
+    return {**numbered(batch), "v": [[1.0, float(i)] for i in batch["id"]]}
 
 
-def deliver(folder: Path, to: gm.Delivery, number: int, columns: dict[str, tuple[pa.DataType, Any]]) -> None:
+WITH_VECTORS = gm.model(scored, returns={"y": "int64", "v": "float32[2]"})
+
+
+def deliver(
+    folder: Path, to: gm.Delivery, number: int, columns: dict[str, tuple[pa.DataType, Any]], model: Any = WITH_VECTORS
+) -> None:
     """The row of this number, with these columns and their values, from a sink in this folder."""
     kinds = {name: pa.array([value], kind) for name, (kind, value) in columns.items()}
     rows = pa.table({"id": pa.array([number], pa.int64()), **kinds})
-    model = gm.model(scored, returns={"y": "int64", "v": "float32[2]"})
     sink = gm.sink(str(folder / "out"), keep=["id", *columns])
     gm.Job(rows, model, sink, workers=0, deliver=[to]).run(restart=True)
 
@@ -56,7 +67,7 @@ def deliver(folder: Path, to: gm.Delivery, number: int, columns: dict[str, tuple
 def held(to: gm.Delivery, number: int) -> dict[str, Any]:
     """The columns of a row that has them, as it is looked up."""
     with gm.lookup(to, "id") as lookup:
-        return {name: value for name, value in lookup.get(number).items() if name in COLUMNS}
+        return {name: value for name, value in lookup.get(number).items() if name in COLUMNS | OF_MARKS}
 
 
 @pytest.mark.few(3)
@@ -91,3 +102,77 @@ def test_a_sink_that_lacks_columns_of_another(shop: shops.Shop, tmp_path: Path) 
         deliver(one, to, 1, {})
         assert held(to, 2) == {name: value for name, (_, value) in COLUMNS.items()}
         deliver(other, to, 2, COLUMNS)
+
+
+ZONED = dt.datetime(2026, 1, 1, 3, tzinfo=ZoneInfo("Europe/Berlin"))
+OF_MARKS: dict[str, tuple[pa.DataType, Any]] = {  # columns of tables, whose types only marks tell in full
+    "tz": (pa.timestamp("us", "Europe/Berlin"), ZONED),
+    "inside": (pa.struct([("a", pa.decimal128(5, 2)), ("t", pa.date32())]), {"a": Decimal("1.50"), "t": ZONED.date()}),
+}
+
+
+KEPT = [("delete", name) for name in ("sqlite", "duckdb", "postgresql", "delta", "lance")]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("way", "store"), [*KEPT, ("referred", "duckdb"), ("referred", "postgresql")])
+def test_a_night_that_updates_rows_and_lacks_columns(
+    way: str, store: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Where the result is the whole, but rows of its keys stay and keep these columns: they are read as they were."""
+    model = gm.model(numbered, returns={"y": "int64"})  # lists keep DuckDB from updating a table that others refer to
+    server = request.getfixturevalue(shops.SERVERS[store]) if store in shops.SERVERS else ""
+    with shops.SHOPS[store](server, tmp_path) as shop:
+        whole: Any = {"mode": "upsert", "delete": True} if way == "delete" else {}
+        to = gm.to(shop.address("scores"), key="id", evolve=True, **whole)
+        deliver(tmp_path, to, 1, OF_MARKS, model)
+        if way == "referred":
+            refer(shop)
+        deliver(tmp_path, to, 1, {}, model)
+        values = {name: value for name, (_, value) in OF_MARKS.items()}
+        assert held(to, 1) == values and held(to, 1)["tz"].tzinfo == ZONED.tzinfo
+        beside, otherwise = gm.to(shop.address("scores"), mode="upsert", key="id"), (pa.struct({"a": "f8"}), {"a": 2.5})
+        with pytest.raises(gm.BadJob, match="column 'inside'"):
+            deliver(tmp_path, beside, 2, {"inside": otherwise}, model)
+        deliver(tmp_path, beside, 2, {"inside": OF_MARKS["inside"]}, model)
+        assert held(to, 1) == values and held(to, 2)["inside"] == values["inside"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("store", "mode"),
+    [("delta", "append"), ("iceberg", "append"), ("delta", "upsert"), ("lance", "append"), ("lance", "upsert")],
+)  # Iceberg refuses such an upsert
+def test_a_table_of_a_lake_and_a_night_that_lacks_columns(store: str, mode: Any, tmp_path: Path) -> None:
+    """Rows of the night before are read as they were, though columns have other types there."""
+    with shops.SHOPS[store]("", tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        columns = {**OF_MARKS, "large": (pa.uint64(), 5), "id2": (pa.uuid(), uuid.UUID(int=7))}
+        deliver(tmp_path, to, 1, columns)
+        for number in (2, 3):
+            deliver(tmp_path, to, number, {})
+        with gm.lookup(to) as lookup:
+            row = lookup.get(1)
+        assert [repr(row[name]) for name in columns] == [repr(value) for _, value in columns.values()]
+
+
+def refer(shop: shops.Shop) -> None:
+    """Make a table whose rows refer to those delivered."""
+    table = shop.address("scores").partition("#")[2]
+    statements = [
+        f"ALTER TABLE {table} ADD PRIMARY KEY (id)",
+        f"CREATE TABLE {table}_notes (about bigint REFERENCES {table} (id))",
+        f"INSERT INTO {table}_notes VALUES (1)",
+    ]
+    if shop.name == "duckdb":
+        import duckdb
+
+        with duckdb.connect(shop.address("").removeprefix("duckdb://").rstrip("#")) as db:
+            for sql in statements:
+                db.execute(sql)
+        return
+    import psycopg
+
+    with psycopg.connect(shop.address("").partition("#")[0], autocommit=True) as db:
+        for sql in statements:
+            db.execute(sql)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -22,11 +24,11 @@ def same(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def job(folder: Path, to: gm.Delivery) -> gm.Job:
-    """Rows with a vector and a text."""
+def job(folder: Path, to: gm.Delivery, **more: pa.Array) -> gm.Job:
+    """Rows with a vector and a text, and `more` columns."""
     ids = range(2000)
     vectors = pa.array([[float(i), 1.0] for i in ids], pa.list_(pa.float32(), 2))
-    rows = pa.table({"id": list(ids), "v": vectors, "text": [f"text {i}" for i in ids]})
+    rows = pa.table({"id": list(ids), "v": vectors, "text": [f"text {i}" for i in ids], **more})
     model = gm.model(same, batch_format="arrow")
     return gm.Job(rows, model, gm.sink(str(folder / "out")), workers=0, deliver=[to])
 
@@ -60,6 +62,39 @@ def test_a_file_of_which_a_part_is_left(store: str, told: str, left: float, tmp_
     gm.deliver(str(tmp_path / "out"), made)
     with gm.lookup(made, "id") as lookup:
         assert lookup.get(1999)["text"] == "text 1999"
+
+
+LITTLE = [(store, left) for store in ("lmdb", "duckdb") for left in (0, 1, 100, 0.5)]
+
+
+@pytest.mark.parametrize(("store", "left"), [*LITTLE, ("sqlite", 100), ("sqlite", 0.5)])
+@pytest.mark.few(4)
+def test_a_little_of_a_file(store: str, left: float, tmp_path: Path) -> None:
+    """A lookup and a delivery say the same, with exit 2 and the way out; SQLite takes an empty file for a new one."""
+    to, path = gm.to(f"{store}://{tmp_path}/s{'' if store == 'lmdb' else '#t'}", key="id"), tmp_path / "s"
+    job(tmp_path, to).run()
+    os.truncate(path, path.stat().st_size // 2 if left == 0.5 else int(left))
+    told = r"(as a file that|or) was copied or restored in part: .* or remove it .*run again, or gristmill deliver"
+    with pytest.raises(gm.BadJob, match=told), gm.lookup(to) as lookup:
+        lookup.get(1999)
+    with pytest.raises(gm.BadJob, match=told):
+        gm.deliver(str(tmp_path / "out"), to)
+
+
+@pytest.mark.parametrize("store", ["lmdb", "usearch", "faiss"])
+def test_a_file_that_is_restored_in_place(store: str, tmp_path: Path) -> None:
+    """Written over by its backup, of the same inode: an open lookup reads what is there now, as it was delivered."""
+    to, path = gm.to(f"{store}://{tmp_path}/s", key="id"), tmp_path / "s"
+    job(tmp_path, to, day=pa.array([dt.date(2026, 1, 1)] * 2000)).run()
+    kept = shutil.copyfile(path, tmp_path / "kept")
+    rows = pa.table({"id": [1, 5000], "v": pa.array([[0.0, 1.0]] * 2, pa.list_(pa.float32(), 2))})
+    with gm.lookup(to) as lookup:
+        first = lookup.get(1999)
+        gm.Job(rows, gm.model(same, batch_format="arrow"), str(tmp_path / "other"), workers=0, deliver=[to]).run()
+        assert lookup.get_many([1999, 5000]) == [None, {"id": 5000, "v": [0.0, 1.0]}]
+        before = path.stat().st_ino
+        shutil.copyfile(kept, path)
+        assert path.stat().st_ino == before and lookup.get_many([1999, 5000]) == [first, None]
 
 
 @pytest.mark.parametrize("mode", ["replace", "append", "upsert"])

@@ -4,6 +4,7 @@ is left, or its rows are brought again by key, and not appended; none are lost o
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,28 @@ def test_a_table_that_was_not_restored(shop: shops.Shop, wholly: bool, tmp_path:
         forget(shop, tmp_path, wholly)
         told |= night(tmp_path, number, "append", to)
         assert seen(shop) == told and count_of(shop, tmp_path) == 2 * number - 1
+
+
+def test_delta_restored_to_a_version_whose_marks_are_gone(tmp_path: Path) -> None:
+    """A delivery has removed them, as they did not hold any more: rows are found, and brought again by key."""
+    from deltalake import DeltaTable
+
+    with shops.SHOPS["delta"]("", tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="upsert", key="id")
+        first = night(tmp_path, 1, "upsert", to)
+        DeltaTable(str(tmp_path / "scores")).create_checkpoint()
+        for path in (tmp_path / "scores" / "_gristmill").iterdir():
+            os.utime(path, (1, 1))
+        second = night(tmp_path, 2, "upsert", to)
+        DeltaTable(str(tmp_path / "scores")).restore(0)
+        (tmp_path / "scores" / "_delta_log" / f"{0:020}.json").unlink()
+        assert seen(shop) == first
+        with gm.lookup(to) as lookup:
+            assert lookup.get(1)["y"] == first[1]
+        with pytest.raises(gm.BadJob, match=DOUBTFUL):
+            gm.deliver(str(tmp_path / "out"), gm.to(shop.address("scores"), mode="append", key="id"))
+        gm.deliver(str(tmp_path / "out"), to)
+        assert seen(shop) == second
 
 
 def test_delta_whose_log_has_forgotten_what_was_restored(tmp_path: Path) -> None:

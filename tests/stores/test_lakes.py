@@ -532,8 +532,11 @@ def test_delta_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
     gm.deliver(out, address, mode="append", key="id")
     assert delta(tmp_path).to_pyarrow_table().num_rows == ROWS + 1
     marks.unlink()
-    with pytest.raises(gm.BadJob, match=r"_gristmill/\w+\.json is missing there"):
-        gm.deliver(out, address, mode="append", key="id")
+    for mode in ("append", "upsert"):
+        with pytest.raises(gm.BadJob, match=r"_gristmill/\w+\.json is missing there.* or once with mode replace"):
+            gm.deliver(out, address, mode=mode, key="id")
+    gm.deliver(out, address, key="id")
+    assert delta(tmp_path).to_pyarrow_table().num_rows == ROWS
 
 
 def test_delta_marks_of_long_ago_go(out: str, tmp_path: Path) -> None:
@@ -765,6 +768,27 @@ def test_lance_indices_stay(tmp_path: Path) -> None:
     version = lance.dataset(path).version
     gm.deliver(str(tmp_path / "out"), to)
     assert lance.dataset(path).version == version
+
+
+def test_lance_upserts_with_delete_keep_columns_of_others(out: str, tmp_path: Path) -> None:
+    """In rows that stay; rows of other keys go, and an index is of the rows that are there."""
+    import lance
+
+    (tmp_path / "lancedb").mkdir()
+    path, to = tmp_path / "lancedb" / "scores.lance", f"lance://{tmp_path}/lancedb#scores"
+    gm.deliver(out, to)
+    lance.write_dataset(rows(100), path, mode="append")
+    lance.dataset(path).create_scalar_index("id", "BTREE")
+    lance.dataset(path).add_columns({"note": "'of ' || cast(id AS string)"})
+    write(tmp_path / "in", 0, ROWS - 5)
+    gm.deliver(again(tmp_path, 2), to, mode="upsert", key="id", delete=True)
+    table = lance.dataset(path)
+    assert {row["id"]: row for row in table.to_table().to_pylist()} == {
+        i: {**row, "note": f"of {i}"} for i, row in wanted(range(ROWS - 5), 2).items()
+    }
+    assert table.to_table(filter="id = 7")["note"].to_pylist() == ["of 7"]
+    (index,) = table.describe_indices()
+    assert index.num_rows_indexed == ROWS - 5
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert", "replace"])

@@ -306,6 +306,15 @@ def which_file(path: str) -> tuple[int, int] | None:
     return about.st_dev, about.st_ino
 
 
+def content_of(path: str) -> tuple[int, ...] | None:
+    """The same, and what tells that somebody has written over it in place: its size and time."""
+    try:
+        about = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
 def join(*parts: str) -> str:
     """A path below a sink's root, in the form that every file layer takes."""
     return "/".join(p.rstrip("/") for p in parts[:-1]) + "/" + parts[-1]

@@ -368,6 +368,21 @@ def in_staging(shown: str) -> Iterator[None]:
         raise Overtaken(f"{shown}: what was being staged is not there any more: run again") from e
 
 
+def damaged(shown: str, why: str, *, strange: bool = False, what: str = "it") -> BadJob:
+    """The error for a file that lacks a part, which no repeat mends; `strange`: it may as well be somebody's of another
+    kind. `what` is to be removed for a new one.
+    """
+    told = (
+        f"{why}, or was copied or restored in part: give another path; if it is ours, restore it"
+        if strange
+        else f"{why}, as a file that was copied or restored in part: restore it"
+    )
+    return BadJob(
+        f"{shown}: {told}, or remove {what} and run again, or gristmill deliver, which brings this sink's result "
+        "(others bring theirs)"
+    )
+
+
 def same_but_for_capitals(
     names: Iterable[str], store: str, fold: Callable[[str], str] = str.lower, what: str = "columns"
 ) -> str | None:

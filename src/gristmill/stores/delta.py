@@ -37,7 +37,7 @@ from gristmill.stores.contract import (
     same_but_for_capitals,
 )
 from gristmill.stores.deltafiles import about_files, rows_among
-from gristmill.stores.deltamarks import APP, LOG, OURS, added_files, files_at, marks_of, noted_files
+from gristmill.stores.deltamarks import APP, LOG, OURS, Lost, added_files, files_at, marks_of, noted_files
 from gristmill.stores.deltaparts import never_back, refuse_changed
 from gristmill.stores.deltastats import statistics
 from gristmill.stores.deltatrial import TIMES, has_times, unopened
@@ -136,7 +136,7 @@ class Table:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._marked: tuple[int, tuple[Mark, ...]] = (-1, ())
+        self._marked: tuple[int, tuple[tuple[Mark, ...], str]] = (-1, ((), ""))
 
     def folder(self) -> str:
         return self._place.path
@@ -146,12 +146,17 @@ class Table:
             table = opened(self._place)
             if table is None:
                 return None
-            marks, new = self._marks(table), table.transaction_version(APP) is None
-            return Snapshot(_schema(table), marks, lambda s: table.transaction_version(s) or 0, table, new)
+            (marks, lost), new = self._marks(table), table.transaction_version(APP) is None
+            return Snapshot(_schema(table), marks, lambda s: table.transaction_version(s) or 0, table, new, lost)
 
-    def _marks(self, table: Any) -> tuple[Mark, ...]:
+    def _marks(self, table: Any) -> tuple[tuple[Mark, ...], str]:
+        """The marks, or why they are lost, looked for once a version."""
         if table.version() != self._marked[0]:
-            self._marked = (table.version(), marks_of(table, self._place))
+            try:
+                found = marks_of(table, self._place), ""
+            except Lost as e:
+                found = (), str(e)
+            self._marked = (table.version(), found)
         return self._marked[1]
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:

@@ -25,6 +25,10 @@ OURS = "_gristmill"  # the folder of marks; Delta leaves names alone that begin 
 LOG = "_delta_log"
 
 
+class Lost(StoreUnavailable):
+    """What says which deliveries a table has is not there any more."""
+
+
 def files_at(folder: str, digest: str) -> str:
     """Where it is noted which files the delivery with these marks has added."""
     return os.path.join(folder, OURS, f"{digest}.files.json")
@@ -50,7 +54,7 @@ def noted_files(folder: str, digest: str) -> set[str] | None:
 
 
 def marks_of(table: Any, place: Place) -> tuple[Mark, ...]:
-    """The marks that hold in the newest version. Raises StoreUnavailable if they are not to be found."""
+    """The marks that hold in the newest version. Raises Lost if they are not to be found."""
     version = table.transaction_version(APP)
     if version is None:
         return ()
@@ -86,7 +90,10 @@ def _restored_marks(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
     except DeltaError:  # the log has forgotten it
         return _doubtful(_marks_named(version, table, place))
     named = before.transaction_version(APP)
-    return () if named is None else _marks_believed(named, before, place)
+    try:
+        return () if named is None else _marks_believed(named, before, place)
+    except Lost:  # a later delivery has removed them, as they did not hold any more
+        return _doubtful(_marks_named(version, table, place))
 
 
 def _marks_believed(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
@@ -134,8 +141,8 @@ def _marks_named(version: int, table: Any, place: Place) -> tuple[Mark, ...]:
         said = (entry[APP] for entry in table.history() if isinstance(entry.get(APP), str))
         found = next((json.loads(s) for s in said if hashlib.sha256(s.encode()).hexdigest()[:15] == digest), None)
         if found is None:
-            raise StoreUnavailable(
+            raise Lost(
                 f"{place.shown}: {OURS}/{digest}.json is missing there, which says what was delivered: restore it, or "
-                "deliver to another table"
+                "deliver to another table, or once with mode replace"
             ) from None
     return tuple(Mark.load(json.dumps(body).encode(), place.shown) for body in found)

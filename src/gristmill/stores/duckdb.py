@@ -33,6 +33,7 @@ from gristmill.stores.contract import (
     StoreBusy,
     StoreKind,
     StoreUnavailable,
+    damaged,
 )
 from gristmill.stores.ducktypes import column_type, holds
 from gristmill.stores.gate import Gate
@@ -42,6 +43,7 @@ from gristmill.stores.refused import without_repeats
 from gristmill.stores.sql import (
     MARKS,
     ROWS,
+    WITH_TABLES,
     Nothing,
     Session,
     as_staged,
@@ -65,6 +67,7 @@ HOLD = 2.0  # seconds after which a file is let go between two transactions, so 
 GROUP = 122_880, 16 << 20  # rows that it writes at a time; bytes that are copied for that at most
 BREATH = 0.02  # seconds for which it is let go
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")  # statements that change no table's columns
+_NO_FILE, _DAMAGED = "not a valid DuckDB database file", ("Could not read enough bytes", "Corrupt database file")
 _STRANGE = ("INTERVAL", "BIT", "BIGNUM", "TIME WITH TIME ZONE")  # types whose values Arrow does not have as they are
 
 
@@ -149,6 +152,7 @@ class File:
             self.close()  # which rolls back
             if isinstance(e, duckdb.Error):
                 told = f"{self._place.shown}: DuckDB says: {self._place.words(e)}"
+                _refuse_damaged(self._place, e)
                 lasting = isinstance(e, (duckdb.DataError, duckdb.IntegrityError))  # of values that it refuses
                 raise (BadJob(told) if lasting else StoreUnavailable(told)) from e
             raise
@@ -209,14 +213,15 @@ class File:
     def matching(self, session: Session, load: Load) -> None:
         """Nothing: it joins by hashes of the key."""
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """Rename the staging table; where indices or constraints hang on the target, or it has other columns by now,
         its rows are replaced; where others refer to them by key, so that only rows that go are deleted.
         """
         stage, target = self.table(load.stage), self.target()
+        found = self._referring(session, load) if session.columns(target) else []
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
-        elif found := self._referring(session, load):
+        elif found:
             references.refuse_referenced(session, self, found, load, self._place.shown)
             extended(session, target, stage, load.schema.names)
             merged(session, self, stage, load, self._place.shown, delete=True)
@@ -227,6 +232,7 @@ class File:
             session.run(f"DROP TABLE {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
         self.indexed(session, load)
+        return bool(found)
 
     def _referring(self, session: Session, load: Load) -> list[references.Reference]:
         """The foreign keys of other tables that refer to the target. Raises BadJob if its rows cannot be updated by the
@@ -394,12 +400,21 @@ def connected(place: Place, *, read_only: bool) -> Any:
             if (told := of_sqlite(str(e), place.shown)) is not None:
                 raise BadJob(told) from e
             if not held or time.monotonic() > until:
+                _refuse_damaged(place, e)
                 told = f"{place.shown}: cannot be opened: {place.words(e)}"
                 raise (StoreBusy(f"{told}: close it there, and run again") if held else StoreUnavailable(told)) from e
             time.sleep(wait)
             wait = min(0.1, wait * 2)
         except duckdb.Error as e:
+            _refuse_damaged(place, e)
             raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
+
+
+def _refuse_damaged(place: Place, error: Exception) -> None:
+    """Raises BadJob for what DuckDB says of a file that lacks a part, or is none of its own."""
+    strange = _NO_FILE in str(error)
+    if strange or any(words in str(error) for words in _DAMAGED):
+        raise damaged(place.shown, f"DuckDB says: {place.words(error)}", strange=strange, what=WITH_TABLES) from error
 
 
 def _as_generated(name: str, kind: str) -> str:
@@ -434,6 +449,7 @@ class FileReader:
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
                 yield connection, table, self._mark(transaction, schema)
             except duckdb.Error as e:
+                _refuse_damaged(place, e)
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:

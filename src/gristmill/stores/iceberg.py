@@ -34,6 +34,7 @@ from gristmill.stores.lake import (
     column_type,
     labelled,
     left_out,
+    losing,
     padded,
     parquet_about,
     settled,
@@ -160,9 +161,7 @@ class Table:
             return None
         if not now.table.spec().is_unpartitioned():
             return "is partitioned, and an upsert does not know how: use mode replace or append"
-        if kept := [name for name in now.schema.names if name not in load.schema.names]:
-            return f"has columns that the result lacks ({', '.join(kept)}), whose values an upsert would lose: add them"
-        return None
+        return losing(now, load)
 
     def write(
         self,

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
+from gristmill.files.disk import content_of
 from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Row, Search, StoreUnavailable
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import marks_of
@@ -91,11 +92,11 @@ def _footer(file: Any, place: Place, engine: Engine) -> Footer:
 
 @dataclass(frozen=True)
 class File:
-    """A file that is open: its inode, footer, rows (mapped, not read), the numbers of the first of each batch, crcs of
-    keys in order, and the rows that they are of; what searches vectors, if that is open, too.
+    """A file that is open: what tells its content, its footer, rows (mapped, not read), the numbers of the first of
+    each batch, crcs of keys in order, and the rows that they are of; what searches vectors, if that is open, too.
     """
 
-    inode: tuple[int, int]
+    content: tuple[int, ...] | None
     footer: Footer
     batches: Sequence[pa.RecordBatch]
     starts: np.ndarray
@@ -112,20 +113,18 @@ def opened(place: Place, engine: Engine, *, index: bool) -> File | None:
     """The published file, mapped into memory; None if there is none. Raises BadJob, StoreUnavailable."""
     while True:
         try:
+            before = content_of(place.path)
             with open(place.path, "rb") as file:
-                about = os.fstat(file.fileno())
-                said = _footer(file, place, engine)
-                found = _mapped(place, engine, (about.st_dev, about.st_ino), said, index)
-                now = os.stat(place.path)
+                found = _mapped(place, engine, before, _footer(file, place, engine), index)
         except FileNotFoundError:
             return None
         except (pa.ArrowException, RuntimeError) as e:
             raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}: deliver it again") from e
-        if (now.st_dev, now.st_ino) == found.inode:  # all was opened by name: no other file may have got it meanwhile
+        if content_of(place.path) == before:  # all was opened by name: no other file may have got it meanwhile
             return found
 
 
-def _mapped(place: Place, engine: Engine, inode: tuple[int, int], said: Footer, index: bool) -> File:
+def _mapped(place: Place, engine: Engine, content: tuple[int, ...] | None, said: Footer, index: bool) -> File:
     with pa.memory_map(place.path) as source:
         source.seek(said.rows[0])
         reader = pa.ipc.open_file(pa.BufferReader(source.read_buffer(said.rows[1])))
@@ -135,7 +134,7 @@ def _mapped(place: Place, engine: Engine, inode: tuple[int, int], said: Footer, 
     starts = np.concatenate([[0], np.cumsum([batch.num_rows for batch in batches], dtype=np.int64)])
     order, crcs = np.frombuffer(keys, "<i8", said.count), np.frombuffer(keys, "<u4", said.count, 8 * said.count)
     search = engine.open(place.path, said.about) if index and said.vectors else None
-    return File(inode, said, batches, starts, crcs, order, search)
+    return File(content, said, batches, starts, crcs, order, search)
 
 
 @dataclass(frozen=True)
@@ -191,12 +190,10 @@ class FileReader:
     def _now(self) -> Open:
         """The published file; one thread at a time opens it."""
         with self._opening:
-            try:
-                about = os.stat(self._place.path)
-            except FileNotFoundError:
-                raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first") from None
-            found = self._open
-            if found is None or found.file.inode != (about.st_dev, about.st_ino):
+            content, found = content_of(self._place.path), self._open
+            if content is None:
+                raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
+            if found is None or found.file.content != content:
                 file = opened(self._place, self._engine, index=True)
                 if file is None:
                     raise BadSource(f"{self._place.shown}: there is no such file any more: deliver a result there")

@@ -28,6 +28,7 @@ from gristmill.process.pool import Pool
 from gristmill.sinks.parquet import worth_a_dictionary
 from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
 from gristmill.stores.gate import Gate
+from gristmill.stores.packing import told
 from gristmill.values import dataclass
 
 PATIENCE = 600.0  # seconds to wait for another deliverer's commit, which an upsert may take to rewrite files
@@ -41,7 +42,8 @@ ATTEMPTS = 20  # commits that others are quicker with, one after the other, befo
 class Snapshot:
     """A table at one version: its columns, the marks of what is in it, that of the last delivery first, and how often
     the files of a staging place became its own. `table` is what the format's client calls it. `new` if nothing was
-    ever delivered there, as far as the format tells; a table that was restored has been.
+    ever delivered there, as far as the format tells; a table that was restored has been. `lost` says that its marks are
+    not to be found, and the way out: nothing is put beside rows of which none tells whose they are.
     """
 
     schema: pa.Schema
@@ -49,6 +51,7 @@ class Snapshot:
     committed: Callable[[str], int]
     table: Any
     new: bool = False
+    lost: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,8 @@ class Lake:
         """The columns of the result as the table has them, or will have them. Raises BadJob."""
         shown, form = self._place.shown, self._form.name
         there = {} if now is None else {f.name: f for f in now.schema}
+        if now is not None and now.lost and not load.whole:
+            raise StoreUnavailable(now.lost)
         if (why := self._form.refused(now, load)) is not None:
             raise BadJob(f"{shown}: {why}")
         fields = []
@@ -275,7 +280,8 @@ class Lake:
                 files = self._files(staging := self._staging(now, load, schema))
                 self._sweep(staging)
                 refuse_gone(load, (file.rows for file in files), self._place.shown)
-                if self._form.commit(now, load, schema, files, (load.mark, *others)):
+                mark = load.mark if now is None else told(load, now.marks, updated=load.mode == "upsert")
+                if self._form.commit(now, load, schema, files, (mark, *others)):
                     return
         raise StoreUnavailable(
             f"{self._place.shown}: others have written there {ATTEMPTS} times while this was to be committed: run again"
@@ -335,6 +341,13 @@ def _live(now: Snapshot | None, sink: str) -> Mark | None:
 def left_out(there: Iterable[pa.Field], schema: pa.Schema) -> list[pa.Field]:
     """The columns of a table that rows of these columns lack, and that it does not make itself."""
     return [f for f in there if f.name not in schema.names and GENERATED not in (f.metadata or {})]
+
+
+def losing(now: Snapshot, load: Load) -> str | None:
+    """Why an upsert that writes whole rows would lose values of the table; None if it would lose none."""
+    if kept := [name for name in now.schema.names if name not in load.schema.names]:
+        return f"has columns that the result lacks ({', '.join(kept)}), whose values an upsert would lose: add them"
+    return None
 
 
 def padded(batches: Iterable[pa.RecordBatch], lacks: Sequence[pa.Field]) -> Iterator[pa.RecordBatch]:

@@ -223,8 +223,11 @@ class Table:
             numbers = _numbers(LanceSchema.from_pyarrow(schema).fields())
             return LanceOperation.Overwrite(schema.with_metadata(noted), [self._first(f, numbers) for f in files])
         there = table.get_fragments()
-        if load.mode == "upsert" and not load.delete:
+        lacks = bool(files) and any(name not in schema.names for name in table.schema.names)
+        if load.mode == "upsert" and (lacks or not load.delete):  # rows that stay keep what the result lacks
             merge = table.merge_insert(list(load.key)).when_matched_update_all().when_not_matched_insert_all()
+            if load.delete:
+                merge = merge.when_not_matched_by_source_delete()
             rows = pa.RecordBatchReader.from_batches(schema, self._batches(files, schema))
             return merge.execute_uncommitted(rows)[0].operation if files else LanceOperation.Update()
         new = [self._added(table, file) for file in files]

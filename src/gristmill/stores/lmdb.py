@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from gristmill.arrow.spilling import spilling_to
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
-from gristmill.files.disk import which_file
+from gristmill.files.disk import content_of, which_file
 from gristmill.process.extras import require
-from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
+from gristmill.stores.contract import Key, Load, Mark, Mode, Place, Reader, Store, StoreKind, StoreUnavailable, damaged
 from gristmill.stores.lookup import keyed
 from gristmill.stores.onefile import OneFile, checked, marks_of, read_runs
 from gristmill.stores.packing import check_packed, key_bytes, packed_keys, packed_rows, unpacking
@@ -31,6 +31,7 @@ from gristmill.values import dataclass
 
 MARKS = b"\0gristmill"
 MOST = 1 << 40  # bytes of address space; the file has only those that are used
+SMALLEST = 8192  # bytes of the first pages, without which no file is whole
 LONGEST = 511  # bytes of a key, as LMDB is built
 PATIENCE, WAIT = (
     5.0,
@@ -164,35 +165,44 @@ def opened(place: Place) -> Any:
     lmdb, until = _package(place), time.monotonic() + PATIENCE
     with _opening:
         while (inode := which_file(place.path)) is not None:
+            _refuse_cut(place, inode, SMALLEST)
             if (found := _open.get(inode)) is not None:
+                _refuse_cut(place, inode, _pages(found))  # somebody may have written over it
                 return found
             try:  # no lock: a file that has this name is never changed
                 made = lmdb.open(place.path, subdir=False, readonly=True, lock=False, max_readers=1)
+            except lmdb.InvalidError as e:
+                raise damaged(place.shown, "is no LMDB file", strange=True) from e
             except lmdb.Error as e:
                 if "already open" not in str(e) or time.monotonic() > until:
                     raise StoreUnavailable(f"{place.shown}: cannot be opened: {place.words(e)}") from e
                 time.sleep(WAIT)  # a thread has let go of it, and it is not closed yet
                 continue
-            if inode == which_file(place.path):
-                _refuse_cut(made, place, inode)
-                _open[inode] = made
-                return made
+            try:
+                if inode == which_file(place.path):
+                    _refuse_cut(place, inode, _pages(made))
+                    _open[inode] = made
+                    return made
+            except BadJob:
+                made.close()
+                raise
             made.close()  # another one has got the name meanwhile, and which of them this is nobody tells
     return None
 
 
-def _refuse_cut(environment: Any, place: Place, inode: tuple[int, int]) -> None:
+def _pages(environment: Any) -> int:
+    """How many bytes a file has that is whole, by its first pages, which LMDB looks at anew for each transaction."""
+    return (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
+
+
+def _refuse_cut(place: Place, inode: tuple[int, int], wanted: int) -> None:
     """Raises BadJob for a file that lacks pages: the kernel ends a process that reads one."""
-    wanted = (int(environment.info()["last_pgno"]) + 1) * int(environment.stat()["psize"])
     with contextlib.suppress(FileNotFoundError):
         about = os.stat(place.path)
         if (about.st_dev, about.st_ino) == inode and about.st_size < wanted:
-            environment.close()
-            raise BadJob(
-                f"{place.shown}: has {about.st_size:,} bytes of {wanted:,}, as a file that was copied or restored in "
-                "part: restore it, or remove it and run again, or gristmill deliver, which brings this sink's result "
-                "(others bring theirs)"
-            )
+            strange = wanted == SMALLEST
+            why = "is no LMDB file" if strange else f"has {about.st_size:,} bytes of {wanted:,}"
+            raise damaged(place.shown, why, strange=strange)
 
 
 def _marks_in(environment: Any, place: Place) -> list[Mark]:
@@ -205,9 +215,11 @@ def _marks_in(environment: Any, place: Place) -> list[Mark]:
 
 @dataclass(frozen=True)
 class Open:
-    """The file that is read: its inode, the environment, its mark, its key columns, and what makes rows of values."""
+    """The file that is read: what tells its content, the environment, its mark, its key columns, and what makes rows of
+    values.
+    """
 
-    inode: tuple[int, int]
+    content: tuple[int, ...]
     environment: Any
     mark: Mark
     columns: Mapping[str, pa.DataType]
@@ -224,10 +236,10 @@ class FileReader:
 
     def _now(self) -> Open:
         """The published file."""
-        found, inode = self._open, which_file(self._place.path)
-        if inode is None:
+        found, content = self._open, content_of(self._place.path)
+        if content is None:
             raise BadSource(f"{self._place.shown}: there is no such file: deliver a result there first")
-        if found is None or found.inode != inode:
+        if found is None or found.content != content:
             environment = opened(self._place)
             if environment is None:
                 return self._now()
@@ -238,7 +250,7 @@ class FileReader:
                 )
             schema = decode_schema(mark.held)
             columns = keyed(self._place.shown, mark.key, {f.name: f.type for f in schema})
-            found = self._open = Open(inode, environment, mark, columns, unpacking(schema))
+            found = self._open = Open(content, environment, mark, columns, unpacking(schema))
         return found
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:

@@ -99,17 +99,18 @@ def alike(there: pa.DataType, own: pa.DataType) -> bool:
     return bool(there == own or t.is_null(own) or t.is_null(there))
 
 
-def told(load: Load, there: Iterable[Mark]) -> Mark:
+def told(load: Load, there: Iterable[Mark], *, updated: bool = False) -> Mark:
     """The load's mark, beside those of rows that stay: a column of nulls alone has the type that it has in them, by
-    which their values are read, and columns that only they have are kept in mind.
+    which their values are read, and columns that only they have are kept in mind. `updated`: rows of a key that was
+    there are changed in the load's columns alone, and keep the others even where the load is the whole.
     """
     schema, known = decode_schema(load.mark.schema), dict[str, pa.Field]()
-    for mark in () if load.whole else sorted(there, key=lambda mark: -mark.turn):
+    for mark in () if load.whole and not updated else sorted(there, key=lambda mark: -mark.turn):
         for field in decode_schema(mark.held):
             if field.name not in known or pa.types.is_null(known[field.name].type):
                 known[field.name] = field
     for at, field in enumerate(schema):
-        if pa.types.is_null(field.type) and field.name in known:
+        if pa.types.is_null(field.type) and field.name in known and not load.whole:
             schema = schema.set(at, field.with_type(known[field.name].type))
     others = [field for name, field in known.items() if name not in schema.names]
     columns = encode_schema(pa.schema([*schema, *others])) if others else ""

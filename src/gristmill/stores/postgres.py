@@ -242,7 +242,7 @@ class Server:
         """It joins by hashes of the key if it knows how many rows there are, or by an index that the target has."""
         session.run(f"ANALYZE {self.table(load.stage)}")
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """A rename, for which readers are kept out, and which only an owner does; where anything hangs on the target,
         or it has become another one since the staging table was made, its rows are replaced, and readers go on.
         """
@@ -250,18 +250,18 @@ class Server:
         session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
-            return
+            return False
         alone = not pgtable.hangs(session, target)
         session.run(f"LOCK TABLE {target} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
         names = list(self._kept(session, load))
         if not alone or not self._takes_its_place(session, load) or not self._indices_built(session, load):
-            self._in_place(session, load)
-            return
+            return self._in_place(session, load)
         self._dress(session, stage)
         session.run(f"DROP TABLE {target}")
         session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
         for number, name in enumerate(names):
             session.run(f"ALTER INDEX {self.table(f'{load.stage}_{number}')} RENAME TO {quoted(name)}")
+        return False
 
     def _takes_its_place(self, session: Session, load: Load) -> bool:
         """Whether the staging table can become the target, and nothing is lost."""
@@ -274,8 +274,10 @@ class Server:
         wanted = enumerate(self._kept(session, load).values())
         return all(staged.get(f"{load.stage}_{number}") == index for number, index in wanted)
 
-    def _in_place(self, session: Session, load: Load) -> None:
-        """Replace the target's rows; where others refer to them by key, so that only rows that go are deleted."""
+    def _in_place(self, session: Session, load: Load) -> bool:
+        """Replace the target's rows; where others refer to them by key, so that only rows that go are deleted. Whether
+        rows were updated so.
+        """
         stage, target, shown = self.table(load.stage), self.target(), self._place.shown
         session.run("SET CONSTRAINTS ALL DEFERRED")
         if found := pgtable.references(session, target):
@@ -288,6 +290,7 @@ class Server:
             emptied = (f"TRUNCATE {target}",) * pgtable.keeps_rows(session, target)
             moved(session, self, stage, load, shown, emptied=emptied)
         self.indexed(session, load)
+        return bool(found)
 
     def _dress(self, session: Session, stage: str) -> None:
         """Give the staging table the rights that others have on the target, no others, and its comment."""

@@ -54,6 +54,7 @@ from gristmill.stores.lake import (
     Snapshot,
     column_type,
     labelled,
+    losing,
     parquet_about,
     write_parquet,
 )
@@ -288,7 +289,7 @@ class Table:
 
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         if now is None or (is_plain(now.table) and not is_view(now.table)):
-            return None
+            return losing(now, load) if now is not None and load.mode == "upsert" else None
         kind = "a view" if is_view(now.table) else f"{now.table.get('Provider')}, or partitioned"
         return (
             f"is {kind}; only unpartitioned Parquet tables are replaced in one step: deliver to another table, or "

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MARKS, PARTS = "gristmill_marks", "gristmill_parts"
+WITH_TABLES = "it (with all of its tables)"  # what it is to remove a file that is a database
 ROWS = "gristmill_rows"  # a view, of what is loaded or looked up
 
 
@@ -160,9 +161,10 @@ class Database(Protocol):
         """
         ...
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """Make the staging table the target, in this transaction. Indices, grants and views of the target stay, as it
-        is now: others may have changed it since the staging table was made.
+        is now: others may have changed it since the staging table was made. Whether rows were updated by their key, so
+        that they keep columns that the result lacks.
         """
         ...
 

@@ -39,6 +39,7 @@ from gristmill.stores.contract import (
     StoreBusy,
     StoreKind,
     StoreUnavailable,
+    damaged,
     refuse_ours,
 )
 from gristmill.stores.keys import number_text, retold
@@ -47,6 +48,7 @@ from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_hollow, refuse_
 from gristmill.stores.sql import (
     MARKS,
     PARTS,
+    WITH_TABLES,
     Nothing,
     Session,
     as_staged,
@@ -72,6 +74,7 @@ OURS = "gm_"  # what the names of our indices begin with
 _NAME = "name = ? COLLATE NOCASE"
 _NAMED = f"type IN ('table', 'view') AND {_NAME}"
 _LOCKED = "is locked"  # how what SQLITE_BUSY and SQLITE_LOCKED say ends, before what is told of a table
+_MALFORMED, _STRANGE = "database disk image is malformed", "file is not a database"
 _GENERATED = (2, 3)  # what `table_xinfo` says of such columns: virtual, stored
 
 
@@ -224,7 +227,7 @@ class File:
         if session.columns(self.target()):
             self.indexed(session, load)
 
-    def switch(self, session: Session, load: Load) -> None:
+    def switch(self, session: Session, load: Load) -> bool:
         """Rename the staging table; where indices, constraints or triggers of others hang on the target, or it has
         other columns by now, its rows are replaced.
         """
@@ -239,6 +242,7 @@ class File:
             session.run(f"DROP TABLE IF EXISTS {target}")
             session.run(f"ALTER TABLE {stage} RENAME TO {target}")
         self.indexed(session, load)
+        return False  # foreign keys are not enforced
 
     def _bound(self, session: Session) -> bool:
         """Whether the target has more than columns, and than indices of ours."""
@@ -340,7 +344,11 @@ def _opened(place: Place, *, write: bool) -> tuple[sqlite3.Connection, tuple[int
 
 def _told(place: Place, error: sqlite3.Error) -> BadJob | StoreUnavailable:
     """What is raised for an error of SQLite."""
-    told = f"{place.shown}: SQLite says: {place.words(error)}{not_sqlite(str(error), place.shown)}"
+    told = f"{place.shown}: SQLite says: {place.words(error)}"
+    strange = _STRANGE in str(error)
+    if strange or _MALFORMED in str(error):
+        why = f"SQLite says: {place.words(error)}{not_sqlite(str(error), place.shown)}"
+        return damaged(place.shown, why, strange=strange, what=WITH_TABLES)
     if isinstance(error, (sqlite3.IntegrityError, sqlite3.DataError)):  # of values that it refuses
         return BadJob(told)
     return (

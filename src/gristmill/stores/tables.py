@@ -176,17 +176,16 @@ class Tables:
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
                 self._columns(session, load)  # of a target that others may have changed
-                self._apply(session, load)
-                self._note(session, load)
+                self._note(session, load, updated=self._apply(session, load))
 
     def _is_there(self, session: Session, load: Load) -> bool:
         return is_there(self._live(session, load.mark.sink), load, self._place.shown)
 
-    def _apply(self, session: Session, load: Load) -> None:
+    def _apply(self, session: Session, load: Load) -> bool:
+        """Whether rows that stay keep their values in columns that the result lacks."""
         target, stage = self._db.target(), self._db.table(load.stage)
         if load.mode == "replace":
-            self._db.switch(session, load)
-            return
+            return self._db.switch(session, load)
         names, columns = load.schema.names, session.columns(stage)
         if not session.columns(target):
             created(session, target, columns)
@@ -197,11 +196,12 @@ class Tables:
             merged(session, self._db, stage, load, self._place.shown, delete=load.delete)
         session.run(f"DROP TABLE {stage}")
         self._db.indexed(session, load)
+        return True
 
-    def _note(self, session: Session, load: Load) -> None:
+    def _note(self, session: Session, load: Load, *, updated: bool) -> None:
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
         known = marks_in(session, marks, target, self._place.shown)
-        mark = replace(told(load, known), turn=1 + max((m.turn for m in known), default=0))
+        mark = replace(told(load, known, updated=updated), turn=1 + max((m.turn for m in known), default=0))
         if load.whole:
             session.run(f"DELETE FROM {marks} WHERE target = ?", target)
         else:
