@@ -3,8 +3,9 @@ and once, whenever whoever is killed.
 
 A delivery is of one generation of one sink (`Load`). Its parts are *staged*, one by one, where no reader looks; when
 all are there and *counted*, one atomic step of the store *publishes* them together with a `Mark`, which says what is
-*live*. Then what other generations left is *dropped*. Anyone may stop at any point, and anyone may begin again: whoever
-delivers asks `live` first, then `staged`, and does only what is missing.
+*live*. What other generations left is *dropped* before the first part comes, as it may be what fills the store, and in
+the end. Anyone may stop at any point, and anyone may begin again: whoever delivers asks `live` first, then `staged`,
+and does only what is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -49,6 +52,8 @@ __all__ = [
 ]
 
 DISTANCE = "_distance"  # what is added to a row that is near
+BEGUN = ".tmp"  # how the names of files in staging places end while they are written
+LEFT = 600.0  # seconds after which one that nobody has written to was left by who is not there any more
 STAGED = r"gm_[0-9a-f]{10}_"  # what the names of staging places begin with: see `Load.stage`
 Row = dict[str, Any]
 Key = tuple[Any, ...] | Mapping[str, Any]
@@ -216,8 +221,10 @@ class Store(Protocol):
         ...
 
     def drop(self, load: Load, *, this: bool = False) -> None:
-        """Remove the staging places of this sink for this target, except that of this generation unless `this`. Trap:
-        other sinks may be loading into the same target; theirs stay.
+        """Remove the staging places of this sink for this target, except that of this generation unless `this`; of
+        that, what an interrupted attempt has begun and nobody goes on with. Trap: other sinks may be loading into the
+        same target; theirs stay. Trap: another deliverer of this sink may be about to publish what is removed, and has
+        to find within its step that it is gone; a store that cannot tell then removes nothing unless `this`.
         """
         ...
 
@@ -355,6 +362,15 @@ def in_staging(shown: str) -> Iterator[None]:
         yield
     except FileNotFoundError as e:
         raise Overtaken(f"{shown}: what was being staged is not there any more: run again") from e
+
+
+def is_left(path: str) -> bool:
+    """Whether a file that was begun in a staging place is nobody's any more, as none has written to it for so long. Who
+    was suspended while writing it is told that it is gone.
+    """
+    with contextlib.suppress(OSError):
+        return time.time() - os.stat(path).st_mtime > LEFT
+    return False
 
 
 def same_but_for_capitals(

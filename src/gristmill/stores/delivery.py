@@ -193,6 +193,7 @@ class Loading:
     def stage(self, live: Sequence[Live]) -> None:
         """Bring committed files that are not in the staging place yet."""
         if self._staged is None:
+            self._store.drop(self._load)  # what was interrupted may be what leaves no room
             self._staged = dict(self._store.staged(self._load))
         group: list[Part] = []
         rows = size = 0
@@ -332,7 +333,10 @@ class Loading:
         return wrong is not None
 
     def _only(self, files: Sequence[Live]) -> None:
-        """Begin the staging place anew if it has parts that are not of this result: a shard was scored again."""
+        """Leave nothing of other generations, and begin the staging place anew if it has parts that are not of this
+        result: a shard was scored again.
+        """
+        self._store.drop(self._load)
         staged = dict(self._store.staged(self._load))
         if not staged.keys() <= {self._id(f) for f in files}:
             self._store.drop(self._load, this=True)
