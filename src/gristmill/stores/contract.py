@@ -89,10 +89,11 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     the same was brought once more as rows were missing, `key` the columns that tell rows apart, `delete` whether rows
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
     (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
-    those that only rows of earlier deliveries, or of others, have (empty: there are none). A `doubtful` mark may be of
-    rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks of
-    several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that was
-    not noted).
+    those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
+    there, when these came, that no mark told of, and of which sink they were is not known since. A `doubtful` mark may
+    be of rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks
+    of several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that
+    was not noted).
     """
 
     sink: str
@@ -113,6 +114,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     index: str = ""
     doubtful: bool = False
     columns: str = ""
+    unmarked: bool = False
 
     @property
     def held(self) -> str:
@@ -158,9 +160,12 @@ class Load:
         how = hashlib.sha256("\0".join((self.mode, *self.key, *again, *index)).encode()).hexdigest()[:6]
         return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
-    def of(self, rows: int, older: int = 0, total: int | None = None) -> Load:
-        """The load with the number of its rows in the mark, of those that it leaves out, and of all that are there."""
-        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows, older=older, total=total))
+    def of(self, rows: int, older: int = 0, total: int | None = None, unmarked: bool = False) -> Load:
+        """The load with the number of its rows in the mark, of those that it leaves out, and of all that are there; and
+        whether rows are beside these of which there is no mark.
+        """
+        mark = dataclasses.replace(self.mark, rows=rows, older=older, total=total, unmarked=unmarked)
+        return dataclasses.replace(self, mark=mark)
 
     def after(self, found: Mark) -> Load:
         """The same load once more, in place of what is found."""
@@ -237,7 +242,9 @@ class Unmarked(Protocol):
     """A Store whose rows may come without their marks: the table alone is copied, or restored."""
 
     def unmarked(self) -> int:
-        """Rows that readers see, where there is no sign of any delivery."""
+        """Rows that readers see, where there is no sign of any delivery, or a mark is `unmarked`: others have delivered
+        beside them since. Where marks are that are not, whatever was before them went with a whole result.
+        """
         ...
 
 

@@ -26,7 +26,7 @@ from gristmill.result.reading import kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
-from gristmill.stores.doubts import doubt, refuse_doubtful, refuse_mixed, untold
+from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, refuse_mixed, untold
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
@@ -260,7 +260,7 @@ class Loading:
             self._newest = self._changed(files, self._updates, warn)
         rows = sum(map(self._rows, files))
         older = 0 if self._updates is not None else sum(f.rows for f in files) - rows
-        load = self._load = load.of(rows, older, self._total(live, rows))
+        load = self._load = load.of(rows, older, self._total(live, rows), beside_unmarked(load, self._store))
         self._only(files)
         self._wanted = rows
         self._read(dict(self._staged or {}))
@@ -491,7 +491,7 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return [f"{receipt.to}: {_UNKNOWN}: {_UNKNOWN_WAYS}"]
         if mark is None and found.body.unseen and not receipt.rows:
             return []
-        if receipt.mode == "append" and (why := doubt(Result.of(found), store, mark, receipt.to)) is not None:
+        if receipt.mode == "append" and (why := doubt(delivery, Result.of(found), store, mark, receipt.to)) is not None:
             return [why]
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]

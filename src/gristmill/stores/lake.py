@@ -278,7 +278,7 @@ class Lake:
     def unmarked(self) -> int:
         """See Unmarked."""
         now = self._form.now()
-        return self._form.count() if now is not None and now.new else 0
+        return self._form.count() if now is not None and (now.new or any(m.unmarked for m in now.marks)) else 0
 
     # ------------------------------------------------ the atomic step
 
