@@ -152,7 +152,7 @@ class Loading:
         if self._load.mode == "append":
             refuse_doubtful(self._delivery, self._result, self._store, there)
         self._before = found = None if there is not None and there.doubtful else there
-        self._shared = found is None or self._result.shares(found)
+        self._shared = there is None or self._result.shares(there)
         self._updates = before(self._result.generation, self._load, found) if self._shared else None
         self._load = replace(self._load, found=there)
         return found
@@ -235,6 +235,8 @@ class Loading:
         """
         self._say("looking")
         found, load = self._look(), self._load
+        if load.found is not None and load.found.doubtful:  # of a later result, it says that there has been one
+            self._refuse_later(load.found, warn)
         if found is not None and found.name == load.mark.name and as_asked(found, load):
             self._tell_of_indices(found, warn)
             if not anew and (wrong := lacking(self._store, found, live, self._result, self._delivery.shown)):
