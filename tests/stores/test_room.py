@@ -176,3 +176,31 @@ def test_a_merged_collection_of_qdrant(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(store.names()) == 2
     monkeypatch.setattr(Collections, "_put", put)
     assert gm.deliver(sink, to).rows == 5 and found == [2, 2, 2]
+
+
+@pytest.mark.parametrize(("kind", "fails"), [("lmdb", "onefile.locked_folder"), ("delta", "lake.settled")])
+def test_a_store_whose_disk_is_full_beside_another(
+    kind: str, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one, which is elsewhere, gets the rows; the message names the store that does not."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(f"gristmill.stores.{fails}", full)
+    to, other = (gm.to(at, key="id") for at in (f"{kind}://{tmp_path}/store", f"sqlite://{tmp_path}/s.sqlite#room"))
+    with pytest.raises(gm.RunFailed, match=rf"^{to.shown}: .*No space left on device;\nthe result is published"):
+        night(tmp_path, range(20), to, other)
+    with gm.lookup(other) as lookup:
+        assert None not in lookup.get_many(list(range(20)))
+
+
+def test_rows_of_the_sink_that_cannot_be_read(tmp_path: Path) -> None:
+    """Are no fault of the store that reads them."""
+    sink = night(tmp_path, range(20))
+    (part,) = Path(sink).glob("*.parquet")
+    for path in Path(sink).rglob("part-*"):
+        path.unlink()
+    with pytest.raises((gm.GristmillError, OSError)) as told:
+        gm.deliver(sink, f"lance://{tmp_path}/store")
+    assert part.name in str(told.value) and "lance:" not in str(told.value)

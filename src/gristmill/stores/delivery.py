@@ -30,6 +30,7 @@ from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, ref
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
+from gristmill.stores.saying import saying, unread
 
 # Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
 GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20
@@ -134,7 +135,8 @@ class Loading:
         watch: Watch | None = None,
         take_over: bool = False,
     ) -> None:
-        self._delivery, self._result, self._store, self._takes_over = delivery, result, store, take_over
+        self._delivery, self._result, self._takes_over = delivery, result, take_over
+        self._store = saying(store, delivery.place)
         self._begun = time.monotonic()
         self._watch = watch
         self._loaded: dict[str, int] = {}  # of parts, the rows that were read for the store
@@ -366,7 +368,7 @@ class Loading:
         def batches() -> Iterator[pa.RecordBatch]:
             schema, at, read = self._load.schema, 0, 0
             scanner = self._result.rows_of([f]).scanner(batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD)
-            for batch in scanner.to_batches():
+            for batch in unread(scanner.to_batches()):
                 mask = None if some is None else some[at : at + batch.num_rows]
                 at += batch.num_rows
                 batch = batch if mask is None else batch.filter(pa.array(mask))
