@@ -811,7 +811,7 @@ def test_answers_that_are_not_as_declared(tmp_path: Path) -> None:
         (late, {"y": "int64"}, gm.BadOutput, 1),
     ):
         made = gm.Job(str(tmp_path / "in.parquet"), gm.model(fn, returns=returns), str(tmp_path / "o"), workers=0)
-        with pytest.raises(error, match="returned columns .*; returns= declares") as told:
+        with pytest.raises(error, match=r"returned columns .*; returns= declares") as told:
             made.run(restart=True)
         assert told.value.exit_code == code
 

@@ -5,6 +5,7 @@ is left, or its rows are brought again by key, and not appended; none are lost o
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -189,3 +190,24 @@ def test_delta_whose_log_has_forgotten_what_was_restored(tmp_path: Path) -> None
             gm.deliver(str(tmp_path / "out"), to)
         gm.deliver(str(tmp_path / "out"), gm.to(shop.address("scores"), mode="upsert", key="id"))
         assert seen(shop) == {1: 1.0, 2: 2.0} and count_of(shop, tmp_path) == 3
+
+
+@pytest.mark.few(1)
+def test_an_older_result_of_a_restored_sink(shop: shops.Shop, tmp_path: Path) -> None:
+    """Does not take the place of a later one of which nothing tells any more whether it is there, unless that is asked
+    for.
+    """
+    to, sink = gm.to(shop.address("scores"), mode="upsert", key="id"), tmp_path / "out"
+    first = night(tmp_path, 1, "upsert", to)
+    shutil.copytree(sink, tmp_path / "backup")
+    second = night(tmp_path, 2, "upsert", to)
+    shutil.rmtree(sink)
+    shutil.copytree(tmp_path / "backup", sink)
+    compacted(shop, tmp_path)
+    appender(shop, tmp_path)(rows(2000))
+    forget(shop, tmp_path, wholly=True)
+    with pytest.raises(gm.SinkBusy, match="generation 2 of this sink already, and this is 1: it is of a copy"):
+        gm.deliver(str(sink), to)
+    assert seen(shop) == second != first
+    gm.deliver(str(sink), to, take_over=True)
+    assert seen(shop) == first

@@ -108,3 +108,35 @@ def test_what_another_has_replaced_is_appended_again(shop: shops.Shop, tmp_path:
     shop.clear("scores")
     job(tmp_path / "one", [5])
     assert nightly.run().deliveries[-1].rows == 5 and sorted(shop.seen("scores") or ()) == [1, 2, 3, 4, 5]
+
+
+def test_another_sink_that_comes_beside_rows_without_marks(
+    shop: shops.Shop, kind: tuple[str, str], tmp_path: Path
+) -> None:
+    """Its marks say so: what the first one had delivered is not appended again, until one has replaced all of it."""
+    to = gm.to(shop.address("scores"), mode="append")
+    job(tmp_path / "one", [1, 2, 3], deliver=[to]).run()
+    without_marks(shop, kind[1], tmp_path, list((shop.seen("scores") or {}).values()))
+    other = job(tmp_path / "other", [7], deliver=[to], on_new_files="append")
+    other.run()
+    job(tmp_path / "other", [8])
+    other.run()
+    nightly = job(tmp_path / "one", [4], on_new_files="append", deliver=[to])
+    with pytest.raises(gm.BadJob, match=r"holds 5 rows, and no mark of a delivery of this sink .* generation 1 was"):
+        nightly.run()
+    assert sorted(shop.seen("scores") or ()) == [1, 2, 3, 7, 8]
+    gm.deliver(str(tmp_path / "other" / "out"), shop.address("scores"))
+    assert nightly.run().deliveries[-1].rows == 4
+    assert sorted(shop.seen("scores") or ()) == [1, 2, 3, 4, 7, 8]
+
+
+@pytest.mark.parametrize("name", ["sqlite", "duckdb"])
+def test_a_table_in_other_letters(name: str, tmp_path: Path) -> None:
+    """Is the same one: without its marks nothing is appended to it either, and one of another name is."""
+    with shops.SHOPS[name]("", tmp_path) as shop:
+        job(tmp_path, [1, 2, 3], deliver=[gm.to(shop.address("scores"), mode="append")]).run()
+        without_marks(shop, "", tmp_path, [])
+        with pytest.raises(gm.BadJob, match="holds 3 rows, and no mark of a delivery of this sink"):
+            job(tmp_path, [4], on_new_files="append", deliver=[gm.to(shop.address("SCORES"), mode="append")]).run()
+        other = gm.to(shop.address("others"), mode="append")
+        assert job(tmp_path, [4], on_new_files="append", deliver=[other]).run().deliveries[-1].rows == 4

@@ -3,8 +3,9 @@ and once, whenever whoever is killed.
 
 A delivery is of one generation of one sink (`Load`). Its parts are *staged*, one by one, where no reader looks; when
 all are there and *counted*, one atomic step of the store *publishes* them together with a `Mark`, which says what is
-*live*. Then what other generations left is *dropped*. Anyone may stop at any point, and anyone may begin again: whoever
-delivers asks `live` first, then `staged`, and does only what is missing.
+*live*. What other generations left is *dropped* before the first part comes, as it may be what fills the store, and in
+the end. Anyone may stop at any point, and anyone may begin again: whoever delivers asks `live` first, then `staged`,
+and does only what is missing.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -49,6 +52,8 @@ __all__ = [
 ]
 
 DISTANCE = "_distance"  # what is added to a row that is near
+BEGUN = ".tmp"  # how the names of files in staging places end while they are written
+LEFT = 600.0  # seconds after which one that nobody has written to was left by who is not there any more
 STAGED = r"gm_[0-9a-f]{10}_"  # what the names of staging places begin with: see `Load.stage`
 Row = dict[str, Any]
 Key = tuple[Any, ...] | Mapping[str, Any]
@@ -84,10 +89,11 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     the same was brought once more as rows were missing, `key` the columns that tell rows apart, `delete` whether rows
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
     (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
-    those that only rows of earlier deliveries, or of others, have (empty: there are none). A `doubtful` mark may be of
-    rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks of
-    several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that was
-    not noted).
+    those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
+    there, when these came, that no mark told of, and of which sink they were is not known since. A `doubtful` mark may
+    be of rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks
+    of several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that
+    was not noted).
     """
 
     sink: str
@@ -108,6 +114,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     index: str = ""
     doubtful: bool = False
     columns: str = ""
+    unmarked: bool = False
 
     @property
     def held(self) -> str:
@@ -153,9 +160,12 @@ class Load:
         how = hashlib.sha256("\0".join((self.mode, *self.key, *again, *index)).encode()).hexdigest()[:6]
         return f"{self.places}{self.mark.name.replace('-', '_')}_{how}"
 
-    def of(self, rows: int, older: int = 0, total: int | None = None) -> Load:
-        """The load with the number of its rows in the mark, of those that it leaves out, and of all that are there."""
-        return dataclasses.replace(self, mark=dataclasses.replace(self.mark, rows=rows, older=older, total=total))
+    def of(self, rows: int, older: int = 0, total: int | None = None, unmarked: bool = False) -> Load:
+        """The load with the number of its rows in the mark, of those that it leaves out, and of all that are there; and
+        whether rows are beside these of which there is no mark.
+        """
+        mark = dataclasses.replace(self.mark, rows=rows, older=older, total=total, unmarked=unmarked)
+        return dataclasses.replace(self, mark=mark)
 
     def after(self, found: Mark) -> Load:
         """The same load once more, in place of what is found."""
@@ -216,8 +226,10 @@ class Store(Protocol):
         ...
 
     def drop(self, load: Load, *, this: bool = False) -> None:
-        """Remove the staging places of this sink for this target, except that of this generation unless `this`. Trap:
-        other sinks may be loading into the same target; theirs stay.
+        """Remove the staging places of this sink for this target, except that of this generation unless `this`; of
+        that, what an interrupted attempt has begun and nobody goes on with. Trap: other sinks may be loading into the
+        same target; theirs stay. Trap: another deliverer of this sink may be about to publish what is removed, and has
+        to find within its step that it is gone; a store that cannot tell then removes nothing unless `this`.
         """
         ...
 
@@ -230,7 +242,9 @@ class Unmarked(Protocol):
     """A Store whose rows may come without their marks: the table alone is copied, or restored."""
 
     def unmarked(self) -> int:
-        """Rows that readers see, where there is no sign of any delivery."""
+        """Rows that readers see, where there is no sign of any delivery, or a mark is `unmarked`: others have delivered
+        beside them since. Where marks are that are not, whatever was before them went with a whole result.
+        """
         ...
 
 
@@ -381,6 +395,15 @@ def damaged(shown: str, why: str, *, strange: bool = False, what: str = "it") ->
         f"{shown}: {told}, or remove {what} and run again, or gristmill deliver, which brings this sink's result "
         "(others bring theirs)"
     )
+
+
+def is_left(path: str) -> bool:
+    """Whether a file that was begun in a staging place is nobody's any more, as none has written to it for so long. Who
+    was suspended while writing it is told that it is gone.
+    """
+    with contextlib.suppress(OSError):
+        return time.time() - os.stat(path).st_mtime > LEFT
+    return False
 
 
 def same_but_for_capitals(

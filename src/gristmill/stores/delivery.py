@@ -26,10 +26,11 @@ from gristmill.result.reading import kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
-from gristmill.stores.doubts import doubt, refuse_doubtful, refuse_mixed, untold
+from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, refuse_mixed, untold
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
+from gristmill.stores.saying import saying, unread
 
 # Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
 GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20
@@ -134,7 +135,8 @@ class Loading:
         watch: Watch | None = None,
         take_over: bool = False,
     ) -> None:
-        self._delivery, self._result, self._store, self._takes_over = delivery, result, store, take_over
+        self._delivery, self._result, self._takes_over = delivery, result, take_over
+        self._store = saying(store, delivery.place)
         self._begun = time.monotonic()
         self._watch = watch
         self._loaded: dict[str, int] = {}  # of parts, the rows that were read for the store
@@ -152,7 +154,7 @@ class Loading:
         if self._load.mode == "append":
             refuse_doubtful(self._delivery, self._result, self._store, there)
         self._before = found = None if there is not None and there.doubtful else there
-        self._shared = found is None or self._result.shares(found)
+        self._shared = there is None or self._result.shares(there)
         self._updates = before(self._result.generation, self._load, found) if self._shared else None
         self._load = replace(self._load, found=there)
         return found
@@ -193,6 +195,7 @@ class Loading:
     def stage(self, live: Sequence[Live]) -> None:
         """Bring committed files that are not in the staging place yet."""
         if self._staged is None:
+            self._store.drop(self._load)  # what was interrupted may be what leaves no room
             self._staged = dict(self._store.staged(self._load))
         group: list[Part] = []
         rows = size = 0
@@ -234,6 +237,8 @@ class Loading:
         """
         self._say("looking")
         found, load = self._look(), self._load
+        if load.found is not None and load.found.doubtful:  # of a later result, it says that there has been one
+            self._refuse_later(load.found, warn)
         if found is not None and found.name == load.mark.name and as_asked(found, load):
             self._tell_of_indices(found, warn)
             if not anew and (wrong := lacking(self._store, found, live, self._result, self._delivery.shown)):
@@ -259,7 +264,7 @@ class Loading:
             self._newest = self._changed(files, self._updates, warn)
         rows = sum(map(self._rows, files))
         older = 0 if self._updates is not None else sum(f.rows for f in files) - rows
-        load = self._load = load.of(rows, older, self._total(live, rows))
+        load = self._load = load.of(rows, older, self._total(live, rows), beside_unmarked(load, self._store))
         self._only(files)
         self._wanted = rows
         self._read(dict(self._staged or {}))
@@ -332,7 +337,10 @@ class Loading:
         return wrong is not None
 
     def _only(self, files: Sequence[Live]) -> None:
-        """Begin the staging place anew if it has parts that are not of this result: a shard was scored again."""
+        """Leave nothing of other generations, and begin the staging place anew if it has parts that are not of this
+        result: a shard was scored again.
+        """
+        self._store.drop(self._load)
         staged = dict(self._store.staged(self._load))
         if not staged.keys() <= {self._id(f) for f in files}:
             self._store.drop(self._load, this=True)
@@ -360,7 +368,7 @@ class Loading:
         def batches() -> Iterator[pa.RecordBatch]:
             schema, at, read = self._load.schema, 0, 0
             scanner = self._result.rows_of([f]).scanner(batch_size=BATCH_ROWS, batch_readahead=READ_AHEAD)
-            for batch in scanner.to_batches():
+            for batch in unread(scanner.to_batches()):
                 mask = None if some is None else some[at : at + batch.num_rows]
                 at += batch.num_rows
                 batch = batch if mask is None else batch.filter(pa.array(mask))
@@ -487,7 +495,7 @@ def differences(found: Publication, delivery: Delivery, receipt: Delivered) -> l
             return [f"{receipt.to}: {_UNKNOWN}: {_UNKNOWN_WAYS}"]
         if mark is None and found.body.unseen and not receipt.rows:
             return []
-        if receipt.mode == "append" and (why := doubt(Result.of(found), store, mark, receipt.to)) is not None:
+        if receipt.mode == "append" and (why := doubt(delivery, Result.of(found), store, mark, receipt.to)) is not None:
             return [why]
         if mark is None:
             return [f"{receipt.to}: was delivered at {receipt.at}, but has no rows of this sink: deliver it again"]

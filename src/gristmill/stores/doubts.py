@@ -4,30 +4,33 @@ twice.
 
 from __future__ import annotations
 
+import contextlib
+
 from gristmill.commit.generation import generations
 from gristmill.errors import BadJob
-from gristmill.job.delivery import Delivery
-from gristmill.stores.contract import Mark, Store
-from gristmill.stores.receipts import path_of, receipt_at
+from gristmill.job.delivery import Delivery, Place, place_of, same_table
+from gristmill.stores.contract import Load, Mark, Store
+from gristmill.stores.receipts import receipts
 from gristmill.stores.results import Result
 from gristmill.stores.sql import MARKS
 
 _WAYS = "deliver to another table, or once with mode replace, after which only this result is there"
+_FOLDS = ("duckdb", "sqlite")  # in which names of tables are the same but for capitals
 _NOT_TWICE = "and rows are not appended twice"
 
 
 def refuse_doubtful(delivery: Delivery, result: Result, store: Store, found: Mark | None) -> None:
     """Raises BadJob if rows are to be appended, and what was found there does not tell which ones are there."""
-    if (why := doubt(result, store, found, delivery.shown)) is not None:
+    if (why := doubt(delivery, result, store, found, delivery.shown)) is not None:
         raise BadJob(f"deliver {why}")
 
 
-def doubt(result: Result, store: Store, found: Mark | None, shown: str) -> str | None:
+def doubt(delivery: Delivery, result: Result, store: Store, found: Mark | None, shown: str) -> str | None:
     """Why it cannot be told which rows of a result were appended, by the mark that was found, and the way out; None if
     it can be.
     """
     if found is None:
-        return _unmarked(result, store, shown)
+        return _unmarked(delivery, result, store, shown)
     return f"{shown}: {untold(found)}, {_NOT_TWICE}: {_WAYS}" if found.doubtful else None
 
 
@@ -39,21 +42,39 @@ def untold(found: Mark) -> str:
     )
 
 
-def _unmarked(result: Result, store: Store, shown: str) -> str | None:
+def beside_unmarked(load: Load, store: Store) -> bool:
+    """Whether a load comes beside rows of which nothing tells whose they are. Its sink's mark has said so before, if it
+    has one: rows need not be counted each night.
+    """
+    if load.whole or not hasattr(store, "unmarked"):
+        return False
+    return load.found.unmarked if load.found is not None else store.unmarked() > 0
+
+
+def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> str | None:
     """What is wrong with a table that has rows, and no sign of the deliveries to it; None if nothing is."""
     if not hasattr(store, "unmarked"):
         return None
     claims = generations(result.generation.root, result.generation.files)
-    paths = [(path_of(g, shown), g.files) for g in claims if g.number in result.members and not g.lost]
-    receipts = (receipt_at(path, files) for path, files in reversed(paths))
-    last = next((receipt for receipt in receipts if receipt is not None and receipt.rows), None)
+    members = [g for g in claims if g.number in result.members and not g.lost]
+    found = (receipt for g in reversed(members) for receipt in receipts(g))
+    last = next((receipt for receipt in found if receipt.rows and _is_of(receipt.to, delivery.place)), None)
     if last is None or not (rows := store.unmarked()):
         return None
     return (
-        f"{shown}: holds {rows:,} rows, and no mark of a delivery beside them (the table alone was copied or restored, "
-        f"or {MARKS} was dropped?), but generation {last.generation} was delivered there at {last.at}: which rows are "
-        f"there cannot be told, {_NOT_TWICE}: restore the marks, {_WAYS}"
+        f"{shown}: holds {rows:,} rows, and no mark of a delivery of this sink beside them (the table alone was copied "
+        f"or restored, or {MARKS} was dropped?), but generation {last.generation} was delivered there at {last.at}: "
+        f"which rows are there cannot be told, {_NOT_TWICE}: restore the marks, {_WAYS}"
     )
+
+
+def _is_of(to: str, place: Place) -> bool:
+    """Whether a receipt of a delivery to this address is of the place, however they spell it."""
+    with contextlib.suppress(BadJob):  # of an address that a secret holds, say
+        other = place_of(to)
+        same = place.store in _FOLDS or other.name.rpartition(".")[2] == place.name.rpartition(".")[2]
+        return to == place.shown or (same and same_table(other, place))
+    return to == place.shown
 
 
 def refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:

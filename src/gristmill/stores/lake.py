@@ -26,7 +26,18 @@ from gristmill.errors import BadJob, did_you_mean
 from gristmill.files.disk import LOCAL
 from gristmill.process.pool import Pool
 from gristmill.sinks.parquet import worth_a_dictionary
-from gristmill.stores.contract import Load, Mark, Part, Place, StoreUnavailable, in_staging, is_there, refuse_gone
+from gristmill.stores.contract import (
+    BEGUN,
+    Load,
+    Mark,
+    Part,
+    Place,
+    StoreUnavailable,
+    in_staging,
+    is_left,
+    is_there,
+    refuse_gone,
+)
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import told
 from gristmill.values import dataclass
@@ -199,12 +210,13 @@ class Lake:
         names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
         return [file for name in names if (file := self._about(os.path.join(folder, name))) is not None]
 
-    def _sweep(self, staging: str) -> None:
-        """Remove files that were begun by an attempt that was interrupted: the place is about to be the table's own."""
+    def _sweep(self, staging: str, those: Callable[[str], bool] = lambda path: True) -> None:
+        """Remove files that were begun by an attempt that was interrupted."""
         folder, first = os.path.split(staging)
         for name in LOCAL.names(folder):
-            if name.startswith(first) and name.endswith(".tmp"):
-                LOCAL.remove(os.path.join(folder, name))
+            path = os.path.join(folder, name)
+            if name.startswith(first) and name.endswith(BEGUN) and those(path):
+                LOCAL.remove(path)
 
     def _about(self, path: str) -> Datafile | None:
         """What a staged file says of itself, read once: a path is of one part, and never of another content. None if it
@@ -236,14 +248,20 @@ class Lake:
         """Make a data file of parts: each costs a while whatever is in it, for its sync more than for its making."""
         name = hashlib.sha256("\0".join(part.id for part in parts).encode()).hexdigest()[:24]
         target = f"{staging}{name}{self._form.suffix}"
-        made = f"{staging}{name}.{secrets.token_hex(4)}.tmp"  # whoever else stages the same parts has another
-        with in_staging(self._place.shown):
-            self._form.write(now, made, parts, schema, (batch for part in parts for batch in self._cast(part, schema)))
-            settled(made)
-            if os.path.exists(target) and self._about(target) is not None:  # and perhaps the table's own by now
+        made = f"{staging}{name}.{secrets.token_hex(4)}{BEGUN}"  # whoever else stages the same parts has another
+        try:
+            with in_staging(self._place.shown):
+                batches = (batch for part in parts for batch in self._cast(part, schema))
+                self._form.write(now, made, parts, schema, batches)
+                settled(made)
+                if os.path.exists(target) and self._about(target) is not None:  # and perhaps the table's own by now
+                    LOCAL.remove(made)
+                else:
+                    os.replace(made, target)  # parts are whole, or not there
+        except BaseException:
+            with contextlib.suppress(OSError):
                 LOCAL.remove(made)
-            else:
-                os.replace(made, target)  # parts are whole, or not there
+            raise
 
     def _cast(self, part: Part, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for batch in part.batches():
@@ -265,7 +283,7 @@ class Lake:
     def unmarked(self) -> int:
         """See Unmarked."""
         now = self._form.now()
-        return self._form.count() if now is not None and now.new else 0
+        return self._form.count() if now is not None and (now.new or any(m.unmarked for m in now.marks)) else 0
 
     # ------------------------------------------------ the atomic step
 
@@ -278,7 +296,7 @@ class Lake:
                 others = () if now is None or load.whole else (m for m in now.marks if m.sink != load.mark.sink)
                 schema = self._columns(now, load)
                 files = self._files(staging := self._staging(now, load, schema))
-                self._sweep(staging)
+                self._sweep(staging)  # the place is about to be the table's own
                 refuse_gone(load, (file.rows for file in files), self._place.shown)
                 mark = load.mark if now is None else told(load, now.marks, updated=load.mode == "upsert")
                 if self._form.commit(now, load, schema, files, (mark, *others)):
@@ -308,9 +326,11 @@ class Lake:
                 stage, _, number = name.partition(joint)[0].rpartition("_")
                 if now is not None and number.isdigit() and now.committed(stage) >= int(number):
                     continue  # the table's own, also if a later version no longer has it
+                path = os.path.join(folder, name)
                 if this or stage != load.stage:
-                    path = os.path.join(folder, name)
                     (LOCAL.remove_folder if os.path.isdir(path) else LOCAL.remove)(path)
+                else:
+                    self._sweep(os.path.join(path, "") if os.path.isdir(path) else path, is_left)
 
     def close(self) -> None:
         self._gate.release()

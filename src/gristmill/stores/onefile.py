@@ -5,6 +5,7 @@ folder beside it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,18 @@ from gristmill.errors import BadJob, RunFailed
 from gristmill.files.disk import LOCAL
 from gristmill.process.locks import locked_folder
 from gristmill.process.pool import Pool
-from gristmill.stores.contract import Load, Mark, Overtaken, Part, Place, in_staging, is_there, refuse_gone
+from gristmill.stores.contract import (
+    BEGUN,
+    Load,
+    Mark,
+    Overtaken,
+    Part,
+    Place,
+    in_staging,
+    is_left,
+    is_there,
+    refuse_gone,
+)
 from gristmill.stores.gate import Gate
 from gristmill.stores.packing import check_beside, slices, told
 
@@ -104,10 +116,10 @@ class OneFile:
         if _held(target) is not None:
             return
         os.makedirs(folder, exist_ok=True)
-        made = f"{target}.{secrets.token_hex(4)}.tmp"  # whoever else stages the same part has another
+        made = f"{target}.{secrets.token_hex(4)}{BEGUN}"  # whoever else stages the same part has another
         about = {"part": part.id}
         schema = self._form.staged(load).with_metadata(about)
-        with in_staging(self._place.shown):
+        with in_staging(self._place.shown), _or_none(made):
             with open(made, "wb") as out:
                 with pa.ipc.new_file(out, schema) as writer:
                     for batch in part.batches():
@@ -138,7 +150,8 @@ class OneFile:
         with locked_folder(folder) as ours:
             if not ours:  # somebody is removing it
                 raise Overtaken(self._gone())
-            self._put(load, os.path.join(folder, "new"))
+            with _or_none(made := os.path.join(folder, "new")):
+                self._put(load, made)
 
     def _gone(self) -> str:
         return f"{self._place.shown}: what was staged is not there any more: run again"
@@ -167,13 +180,35 @@ class OneFile:
     def drop(self, load: Load, *, this: bool = False) -> None:
         kept = None if this else os.path.basename(self._place_of(load.stage))
         for name in os.listdir(self._folder):
-            if name.startswith(f".{self._name}.{load.places}") and name != kept:
-                with locked_folder(folder := os.path.join(self._folder, name)) as free:
-                    if free:  # otherwise a file is being made of what is there: who does that removes it afterwards
-                        LOCAL.remove_folder(folder)
+            if not name.startswith(f".{self._name}.{load.places}"):
+                continue
+            with locked_folder(folder := os.path.join(self._folder, name)) as free:
+                if free and name != kept:  # not free: a file is made of what is there, by who removes it afterwards
+                    LOCAL.remove_folder(folder)
+                elif free:
+                    _swept(folder)
 
     def close(self) -> None:
         self._gate.release()
+
+
+@contextlib.contextmanager
+def _or_none(path: str) -> Iterator[None]:
+    """While a file is made: if that fails, what there is of it takes no room."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            LOCAL.remove(path)
+        raise
+
+
+def _swept(folder: str) -> None:
+    """Remove what attempts that were killed have begun in a staging place, where nobody makes the new file now."""
+    for name in LOCAL.names(folder):
+        path = os.path.join(folder, name)
+        if is_left(path) if name.endswith(BEGUN) else not name.endswith(".arrow"):
+            (LOCAL.remove_folder if os.path.isdir(path) else LOCAL.remove)(path)
 
 
 def _held(path: str) -> tuple[str, int] | None:

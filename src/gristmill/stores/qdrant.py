@@ -322,9 +322,14 @@ class Collections:
         self.check(load)  # what is there may be of others by now
         name = f"{staged}_{secrets.token_hex(4)}{MERGED}"
         self._create(load, name)
-        for source in (before, staged):
-            for points in self._points(source):
-                self._put(name, points)
+        try:
+            for source in (before, staged):
+                for points in self._points(source):
+                    self._put(name, points)
+        except Exception:  # such as of a server whose disk is full
+            with contextlib.suppress(Exception):
+                self._client.call("delete_collection", name)
+            raise
         return name
 
     def _points(self, name: str) -> Iterator[list[Any]]:
@@ -354,7 +359,8 @@ class Collections:
                 continue
             if about.get("target") != load.target:
                 continue
-            ours = name.startswith(load.places) and (this or not name.startswith(load.stage))
+            other = name.endswith(MERGED) or not name.startswith(load.stage)  # a merge is of one attempt alone
+            ours = name.startswith(load.places) and (this or other)
             if "replaced" in about and self._client.remote:
                 time.sleep(GRACE)
             if "replaced" in about or (ours and self._goes(load, name)):

@@ -97,6 +97,7 @@ local at = redis.call('HGET', KEYS[1], 'at') or ''
 local state, number = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%a+) ?(%d*)$')
 if not state or string.sub(at, 1, #ARGV[2]) == ARGV[2] then return {} end
 state = (state == 'live' or state == 'going') and 'going' or 'void'
+redis.call('HDEL', KEYS[2], ARGV[1]) -- a server without memory refuses HSET, unless something was written before
 redis.call('HSET', KEYS[2], ARGV[1], state .. ' ' .. number)
 return {state, number}
 """
@@ -300,17 +301,23 @@ class Server:
         nothing of what another has published.
         """
         made = self._named(load, "merging", base.fitting(load.mark.rows))
-        if made.hashes.count == base.count:
-            made.hashes.copy(base)
-        else:
-            made.hashes.take(base)
-        made.hashes.take(staged)
+        try:
+            if made.hashes.count == base.count:
+                made.hashes.copy(base)
+            else:
+                made.hashes.take(base)
+            made.hashes.take(staged)
+        except Exception:  # such as of a server without memory: it has what was there, once more
+            with contextlib.suppress(Exception):
+                self._remove(made.name)
+            raise
         return made
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with _said(self._place):
             for place, (state, _) in self._places().items():
-                ours = place.startswith(load.places) and (this or place.partition(".")[0] != load.stage)
+                other = state == "merging" or place.partition(".")[0] != load.stage  # a merge is of one attempt alone
+                ours = place.startswith(load.places) and (this or other)
                 # Rows that were live once are of no use to anybody, whichever sink they are from.
                 if ours or state not in ("staging", "merging"):
                     self._remove(place)

@@ -149,14 +149,13 @@ class Tables:
             return int(session.run(f"SELECT count(*) FROM {table}")[0][0]) if session.columns(table) else 0
 
     def unmarked(self) -> int:
-        """See Unmarked. Where another sink's mark is, it has replaced what there was before."""
+        """See Unmarked."""
         with self._db.session(write=False) as session:
             marks, target = self._db.table(MARKS), self._db.target()
             if not session.columns(target):
                 return 0
-            if session.columns(marks) and marks_in(session, marks, self._db.marked(), self._place.shown):
-                return 0
-            return counted(session, target)
+            there = marks_in(session, marks, self._db.marked(), self._place.shown) if session.columns(marks) else []
+            return counted(session, target) if not there or any(m.unmarked for m in there) else 0
 
     # ------------------------------------------------ the atomic step
 
