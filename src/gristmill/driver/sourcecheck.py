@@ -163,11 +163,11 @@ def _laid_out_alike(now: FileInfo, planned: FileInfo) -> bool:
     """Whether the plan's ranges, including those that no shard has read yet, begin and end at row boundaries, and have
     as many rows as planned.
     """
+    counts, then = now.cut_rows, planned.cut_rows
     return (
         (now.layout, now.extent) == (planned.layout, planned.extent)
         and np.array_equal(now.cuts, planned.cuts)
-        and (now.cut_rows is None) == (planned.cut_rows is None)
-        and (now.cut_rows is None or np.array_equal(now.cut_rows, planned.cut_rows))
+        and (counts is then if counts is None or then is None else np.array_equal(counts, then))
     )
 
 
