@@ -203,15 +203,16 @@ class Ended(Interrupted, SystemExit):
         return self.exit_code
 
 
-NEAR = 0.7  # how alike a name must be to be suggested: at 0.6 "nope" is taken for "np"
+NEAR = 0.7  # how alike names of other lengths must be for one to be suggested: at 0.6 "nope" is taken for "np"
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The closest match for `name` among `names`, ignoring case; None if none is close."""
     by_fold = {n.casefold(): n for n in names}
     asked = name.casefold()
-    swapped = (known for known in by_fold if sorted(known) == sorted(asked))  # letters of a short name
-    close = difflib.get_close_matches(asked, by_fold, 1, NEAR) or list(swapped)
+    swapped = [known for known in by_fold if sorted(known) == sorted(asked)]  # letters of a short name
+    alike = [known for known in difflib.get_close_matches(asked, by_fold) if abs(len(known) - len(asked)) < 2]
+    close = difflib.get_close_matches(asked, by_fold, 1, NEAR) or swapped or alike
     return by_fold[close[0]] if close else None
 
 
