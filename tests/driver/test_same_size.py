@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,16 +89,43 @@ def test_a_row_that_is_blank_where_nothing_was_read(update: bool, place: Path) -
     assert gm.verify(str(place / "out")).ok
 
 
+def of_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Lines of JSON."""
+    return [json.dumps(row) + "\n" for row in rows]
+
+
+OTHERS = {
+    "type": ("jsonl", {}, {"x": 1.5}, "column 'x' was int64, and is double now"),
+    "condition": ("jsonl", {"where": "x > 0"}, {"x": 1.5}, "column 'x' was int64, and is double now"),
+    "name": ("jsonl", {}, {"x": None, "z": 100}, "column 'z' was not there, and is int64 now"),
+    "text": ("csv", {}, {"x": "abc"}, "column 'x' was int64, and is string now"),
+}
+
+
 @pytest.mark.parametrize("update", [False, True])
-def test_a_column_of_another_type_where_nothing_was_read(update: bool, place: Path) -> None:
-    """Rows of the type that the file has now are not dead because others, which were read, had another."""
-    rows = [{"id": n, "w": "x" * 40, "x": 100} for n in range(3000)]
-    put(place, [json.dumps(row) + "\n" for row in rows], "jsonl")
-    job = job_of(place, update)
-    stopped(job, place, 2500)
-    put(place, [json.dumps(row | ({"x": 1.5} if row["id"] >= 2800 else {})) + "\n" for row in rows], "jsonl")
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_column_that_is_another_where_nothing_was_read(what: str, update: bool, place: Path) -> None:
+    """Rows as the file has them now are not dead because others, which were read, were not so."""
+    form, how, other, why = OTHERS[what]
+    before = [{"id": 1_000_000 + n, "w": "x" * 40, "x": 100} for n in range(3000)]
+    after = [row | (other if n >= 2800 else {}) for n, row in enumerate(before)]
+    after = [{name: value for name, value in row.items() if value is not None} for row in after]
+    if form == "csv":
+        texts = (["id,w,x\n", *(f"{r['id']},{r['w']},{r['x']}\n" for r in rows)] for rows in (before, after))
+    else:
+        texts = (of_lines(rows) for rows in (before, after))
+    put(place, next(texts), form)
+    model = gm.model(stopping, takes={"id": "int64"}) if what == "condition" else stopping
+    more: dict[str, Any] = {"update": {"key": ["id"]}} if update else {}
+    keep = ["id"] if what == "condition" else ["id", "x"]
+    job = gm.Job(
+        gm.source(str(place / "in"), **how), model, gm.sink(str(place / "out"), keep=keep),
+        workers=0, shard_rows=700, batch_rows=100, **more,
+    )  # fmt: skip
+    stopped(job, place, 1_002_500)
+    put(place, next(texts), form)
     if not update:
-        with pytest.raises(gm.PlanChanged, match="column 'x' was int64, and is double now"):
+        with pytest.raises(gm.PlanChanged, match=re.escape(why)):
             job.run()
     report = job.run(restart=not update)
     assert (report.rows_ok, report.rows_dead) == (3000, 0)

@@ -52,6 +52,30 @@ def job(server: S3Server, proxy: Troubled, name: str, sink: Any, workers: int = 
     return gm.Job(source, double, gm.sink(str(sink), keep=["id"]), shard_rows=2500, workers=workers)
 
 
+def test_written_again_within_a_second(server: S3Server, tmp_path: Any) -> None:
+    """An object as long as before, written in the second in which the plan listed it: its time does not tell it."""
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=server.address, scheme="http")
+
+    def put(name: str, text: str) -> int:
+        with fs.open_output_stream(f"box/{name}/a.csv", compression=None) as out:
+            out.write(b"id,w\n" + "".join(f"{1000 + i},{text}\n" for i in range(100)).encode())
+        return int(fs.get_file_info(f"box/{name}/a.csv").mtime_ns)
+
+    for attempt in range(20):
+        name = f"twice{attempt}"
+        time.sleep(1.02 - time.time() % 1)
+        first = put(name, "old")
+        source = gm.source(f"s3://box/{name}/", storage=server.storage())
+        made = gm.Job(source, double, gm.sink(str(tmp_path / name), keep=["w"]), workers=0, update={"key": ["id"]})
+        made.run()
+        if put(name, "new") == first:
+            break
+    else:
+        pytest.fail("not once within a second")
+    assert made.run().updated["scored"] == 100
+    assert set(gm.read(str(tmp_path / name)).to_table()["w"].to_pylist()) == {"new"}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["src/", "lines/a.jsonl.gz", "plain/"])
 @pytest.mark.parametrize("kinds", [("500", "503"), ("cut", "lost")], ids=["refused", "cut"])

@@ -205,6 +205,8 @@ def _as_listed() -> Iterator[None]:
     try:
         yield
     except SourceChanged as e:
+        if "--restart" in str(e):  # it names another way out
+            raise
         raise RunFailed(f"{e}, while the run was being planned: run again") from e
 
 

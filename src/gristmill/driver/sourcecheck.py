@@ -183,12 +183,14 @@ def _of_other_types(
         left = plan.shards.paths_of(Ledger.of(member).missing(len(plan.shards)))
         for path in left & files.keys():
             now, then = files[path].schema, planned[path].schema
-            read = [n for n in then.names if plan.about.reads.columns is None or n in plan.about.reads.columns]
-            for name in read:
-                kind = now.field(name).type if name in now.names else None
-                if kind != then.field(name).type and name not in (*r.fingerprint.texts, *r.folders):
-                    is_now = "is not there now" if kind is None else f"is {kind} now"
-                    reasons[path] = f"column {name!r} was {then.field(name).type}, and {is_now}: it was rewritten"
+            columns = plan.about.reads.columns
+            asked = () if r.condition is None else r.condition.columns
+            for name in dict.fromkeys([*then.names, *now.names] if columns is None else [*columns, *asked]):
+                was, kind = (s.field(name).type if name in s.names else None for s in (then, now))
+                as_text = name in r.fingerprint.texts and was == pa.string()
+                if kind != was and not as_text and name not in r.folders:
+                    words = ("not there" if k is None else str(k) for k in (was, kind))
+                    reasons[path] = "column {!r} was {}, and is {} now: it was rewritten".format(name, *words)
     return reasons
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import stat as modes
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
@@ -142,6 +143,22 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
     return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched, inode, found.st_nlink)
 
 
+_GRAIN = 2.0  # seconds: times of stores are in whole ones, and rounded
+_YOUNG = "young:"
+
+
+def _young(written: float) -> str:
+    """What a time of writing is as an Entry's `touched`: if so short ago that the file may be written once more within
+    the same second, as stores tell it, nothing that another listing has. Clocks of stores are taken to be right.
+    """
+    return f"{_YOUNG}{time.time_ns()}" if time.time() - written < _GRAIN else ""
+
+
+def is_young(touched: str) -> bool:
+    """Whether an Entry says that its file was written just before it was listed."""
+    return touched.startswith(_YOUNG)
+
+
 @dataclass(frozen=True)
 class NamedListing(LocalListing):
     """Files of ours whose names say what they hold: one that is made again is the same, though its inode is another."""
@@ -188,7 +205,9 @@ class ArrowListing:
             return None
         if info.type == pafs.FileType.Directory:
             return Entry(info.base_name, True)
-        return Entry(info.base_name, False, info.size, str(info.mtime_ns) if info.mtime_ns is not None else "")
+        if info.mtime_ns is None:
+            return Entry(info.base_name, False, info.size, "")
+        return Entry(info.base_name, False, info.size, str(info.mtime_ns), _young(info.mtime_ns / 1e9))
 
 
 # Keys under which fsspec's file systems report what changes with the content, the most reliable first.
@@ -245,8 +264,13 @@ class FsspecListing:
         if info.get("type") == "directory":
             return Entry(name, True)
         lower = {str(k).lower(): v for k, v in info.items()}
-        stamp = next((_plain(lower[k]) for k in (*_STAMPS, *_TIMES) if lower.get(k)), "")
-        return Entry(name, False, int(info.get("size") or 0), stamp)
+        stamp = next((_plain(lower[k]) for k in _STAMPS if lower.get(k)), "")
+        when = None if stamp else next((lower[k] for k in _TIMES if lower.get(k)), None)
+        if when is None:
+            return Entry(name, False, int(info.get("size") or 0), stamp)
+        seconds = when.timestamp() if hasattr(when, "timestamp") else when
+        young = _young(seconds) if isinstance(seconds, (int, float)) else ""
+        return Entry(name, False, int(info.get("size") or 0), _plain(when), young)
 
 
 _MISSING = (400, 404, 410)  # statuses of a web server for an address at which there is nothing

@@ -21,7 +21,16 @@ from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.job.uris import in_uri, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
-from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, Listing, LocalListing, Met, NamedListing
+from gristmill.sources.listing import (
+    ArrowListing,
+    Entry,
+    FsspecListing,
+    Listing,
+    LocalListing,
+    Met,
+    NamedListing,
+    is_young,
+)
 from gristmill.sources.patience import Patient, StoreAway, connected
 from gristmill.values import dataclass
 
@@ -221,6 +230,8 @@ def changed(fs: Storage, file: SourceFile) -> str | None:
         return f"{now.size:,} bytes, but {file.size:,} when planned"
     if now.stamp != file.stamp:
         return written(now.stamp, file.stamp)
+    if is_young(now.touched) or is_young(file.touched):
+        return None
     return "its inode was changed" if now.touched != file.touched else None
 
 
