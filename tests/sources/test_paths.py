@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadSource, GristmillError, SourceChanged
+from gristmill.errors import BadJob, BadSource, GristmillError, SourceChanged
 from gristmill.job.job import source
 from gristmill.sources import patience
 from gristmill.sources.paths import changed, open_input, resolve
@@ -219,8 +219,8 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "_SUCCESS").write_bytes(b"")
     with pytest.raises(BadSource, match=r"holds no files .* which columns there are.*allow_empty is for files"):
         resolve(source(str(tmp_path)))
-    with pytest.raises(BadSource, match="empty path"):
-        resolve(source(""))
+    with pytest.raises(BadJob, match="perhaps a variable that is not set"):
+        source("")
 
 
 def test_a_broken_link_and_a_pipe_are_named(tmp_path: Path) -> None:

@@ -240,8 +240,6 @@ def changed(fs: Storage, file: SourceFile) -> str | None:
 
 def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     """The path inside its file system, and the mount that opens it."""
-    if not uri:
-        raise BadSource("the source is an empty path: name a file, a folder or a glob")
     scheme = uri.partition("://")[0].lower() if _SCHEME.match(uri) else ""
     if uri.startswith(HELD) and HELD in storage:
         mount = Mount(HELD, NamedListing(), f"{storage[HELD]}/")
