@@ -210,8 +210,9 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
     """The closest match for `name` among `names`, ignoring case; None if none is close."""
     by_fold = {n.casefold(): n for n in names}
     asked = name.casefold()
-    swapped = [known for known in by_fold if sorted(known) == sorted(asked)]  # letters of a short name
-    alike = [known for known in difflib.get_close_matches(asked, by_fold) if abs(len(known) - len(asked)) < 2]
+    # Of short names: letters in another order, a wrong one, one twice.
+    swapped = [known for known in by_fold if sorted(known) == sorted(asked)]
+    alike = [k for k in difflib.get_close_matches(asked, by_fold) if len(k) == len(asked) or set(k) == set(asked)]
     close = difflib.get_close_matches(asked, by_fold, 1, NEAR) or swapped or alike
     return by_fold[close[0]] if close else None
 

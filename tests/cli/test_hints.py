@@ -31,7 +31,16 @@ def test_the_flag_of_a_delivery(
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("nope", None), ("ley", "key"), ("langg", "lang"), ("Lnag", "lang"), ("kye", "key"), ("dist", None)],
+    [
+        ("nope", None),
+        ("en", None),
+        ("ley", "key"),
+        ("nn", "n"),
+        ("langg", "lang"),
+        ("Lnag", "lang"),
+        ("kye", "key"),
+        ("dist", None),
+    ],
 )
 def test_only_a_near_name_is_suggested(name: str, near: str | None) -> None:
     """A typing error, not another word that shares some letters."""

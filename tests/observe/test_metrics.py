@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import gristmill as gm
-from gristmill.errors import GateFailed, RunFailed
+from gristmill.errors import BadJob, GateFailed
 from gristmill.job.recipients import Metrics
 from gristmill.observe.events import Progress
 from gristmill.observe.figures import Figures
@@ -61,12 +61,12 @@ def test_when_the_result_was_published(source: str, tmp_path: Path) -> None:
     def harm(staged: Any) -> None:
         store.write_bytes(b"no database " * 1000)
 
-    with pytest.raises(RunFailed, match="not a database"):
+    with pytest.raises(BadJob, match="not a database"):
         run(source, tmp_path / "out", well, metrics=str(path), audit=[harm], deliver=[gm.to(f"sqlite://{store}#t")])
     bad = read(path.read_text())
     published = json.loads((tmp_path / "out" / "_SUCCESS").read_text())["published"]
     at = datetime.strptime(published, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    assert bad["gristmill_run_exit_code"] == 1 and bad["gristmill_published_timestamp_seconds"] == at
+    assert bad["gristmill_run_exit_code"] == 2 and bad["gristmill_published_timestamp_seconds"] == at
     store.unlink()
     time.sleep(1.1)
     report = run(source, tmp_path / "out", well, metrics=str(path), deliver=[gm.to(f"sqlite://{store}#t")])
