@@ -143,7 +143,7 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
     return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched, inode, found.st_nlink)
 
 
-_GRAIN = 2.0  # seconds: times of stores are in whole ones, and rounded
+_GRAIN = 2.0  # seconds: times of some stores are in whole ones, and rounded
 _YOUNG = "young:"
 
 
@@ -151,7 +151,8 @@ def _young(written: float) -> str:
     """What a time of writing is as an Entry's `touched`: if so short ago that the file may be written once more within
     the same second, as stores tell it, nothing that another listing has. Clocks of stores are taken to be right.
     """
-    return f"{_YOUNG}{time.time_ns()}" if time.time() - written < _GRAIN else ""
+    whole = written % 1 == 0  # a time with a fraction tells two writings apart
+    return f"{_YOUNG}{time.time_ns()}" if whole and time.time() - written < _GRAIN else ""
 
 
 def is_young(touched: str) -> bool:
