@@ -40,8 +40,8 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 def _unanswered() -> bool:
     """Whether a thread is still in a call to a store that has been given up."""
-    asking = sys.modules.get("gristmill.process.asking")
-    return asking is not None and asking.unanswered()
+    calls = sys.modules.get("gristmill.process.blockingcalls")
+    return calls is not None and calls.unanswered()
 
 
 _postponed = Postponed()

@@ -128,7 +128,7 @@ def reconciled(r: Resolved, members: Sequence[Generation], stored: Mapping[str, 
         for path in touched.keys() - same.keys():
             out[path] = digests.other_content(
                 stored[path],
-                "its rows begin at other positions than planned, or are others in number: it was rewritten",
+                "its rows begin at other positions than planned, or there are more or fewer of them: it was rewritten",
             )
         inspections.note_same(members[-1], [f.file for path, f in same.items() if path not in reasons])
     now = {f.file.path: f for f in r.files}

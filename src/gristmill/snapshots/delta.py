@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
 from gristmill.errors import BadJob, BadSource, PlanChanged, RunFailed
-from gristmill.process.asking import heard
+from gristmill.process.blockingcalls import heard
 from gristmill.process.extras import require
 from gristmill.sinks.partition import NULL
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted

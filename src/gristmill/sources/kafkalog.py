@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from gristmill.errors import BadJob, BadSource, RunFailed, SourceChanged, did_you_mean
 from gristmill.job.uris import redact
-from gristmill.process.asking import heard
+from gristmill.process.blockingcalls import heard
 from gristmill.process.extras import require
 from gristmill.process.interrupts import ENDING
 from gristmill.sources.listing import Entry, Names

@@ -16,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 from gristmill.errors import BadSource
 from gristmill.job.uris import redact
-from gristmill.process.asking import heard
 from gristmill.process.away import is_away, says_away
+from gristmill.process.blockingcalls import heard
 from gristmill.process.interrupts import ENDING
 from gristmill.process.pool import Pool
 from gristmill.sources.listing import Entry, Listing, Names, unreached

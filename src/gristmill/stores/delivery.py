@@ -27,10 +27,10 @@ from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
 from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, refuse_mixed, untold
+from gristmill.stores.fileerrors import saying, unread
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
-from gristmill.stores.saying import saying, unread
 
 # Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
 GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20

@@ -14,7 +14,7 @@ from gristmill.process.interrupts import ENDING
 from gristmill.process.pool import Pool
 
 _TICK = 0.25  # seconds between two checks whether the process is to end
-_NAME = "gristmill-asking"
+_NAME = "gristmill-blocking-call"
 T = TypeVar("T")
 
 

@@ -10,14 +10,15 @@ import time
 
 import pytest
 
-from gristmill.process import asking
-from gristmill.process.asking import heard
+from gristmill.process import blockingcalls
+from gristmill.process.blockingcalls import heard
 from gristmill.process.interrupts import ENDING
 
 BLOCKED = """
 import ctypes, sys
 from gristmill import cli
-from gristmill.process.asking import heard
+from gristmill.process import blockingcalls
+from gristmill.process.blockingcalls import heard
 def forever():
     print("asked", flush=True)
     ctypes.CDLL(None).sleep(60)
@@ -60,11 +61,11 @@ def test_a_call_is_left_once_the_process_is_to_end(monkeypatch: pytest.MonkeyPat
     try:
         with pytest.raises(InterruptedError, match="before this process had to end"):
             heard(lambda: over.wait(30))
-        assert asking.unanswered()
+        assert blockingcalls.unanswered()
     finally:
         ENDING.over()
         over.set()
     until = time.monotonic() + 5
-    while asking.unanswered() and time.monotonic() < until:
+    while blockingcalls.unanswered() and time.monotonic() < until:
         time.sleep(0.01)
-    assert not asking.unanswered()
+    assert not blockingcalls.unanswered()
