@@ -97,11 +97,14 @@ def test_a_job_file_and_its_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_typed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--deliver`, several times; --save writes it, and the saved job is the same."""
+    """`--deliver`, several times; --save writes it, and the saved job is the same; `key=` is no secret for which the sink
+    would not remember the job.
+    """
     typed = ("apply", "rows.parquet", "out", "--fn", "fn:doubled", "--keep", "id", "--workers", "0")
-    stores = ("--deliver", "sqlite://s.sqlite?mode=append#scores", "--deliver", "duckdb://s.duckdb#scores")
+    stores = ("--deliver", "sqlite://s.sqlite?mode=append&key=id#scores", "--deliver", "duckdb://s.duckdb#scores")
     assert command(capsys, *typed, *stores, "--save", "job.yaml")[0] == 0
     assert len(rows()) == ROWS
+    assert "append&key=id#scores" in Path("out/_gristmill/job.yaml").read_text()
     code, out, _ = command(capsys, "run", "job.yaml")
     assert code == 0 and "nothing to do" in out
     assert len(rows()) == ROWS

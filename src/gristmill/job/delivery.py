@@ -15,6 +15,7 @@ from gristmill.job.keywords import option_fields
 from gristmill.job.namelists import split as names_in
 from gristmill.job.registry import Registry
 from gristmill.job.secret import Secret, reveal
+from gristmill.job.secretnames import names_secret
 from gristmill.job.storeoptions import names_of, refuse_misplaced, refuse_unknown, said_in
 from gristmill.job.uris import in_uri, is_secret, redact
 from gristmill.values import dataclass
@@ -119,7 +120,7 @@ class Place:
         """The secrets in the address, which a client's messages may repeat."""
         parts = urlsplit(self.uri)
         query = (v for n, v in parse_qsl(parts.query) if is_secret(n))
-        options = (str(v) for n, v in reveal(self.options).items() if is_secret(n))
+        options = (str(v) for n, v in reveal(self.options).items() if is_secret(n) or names_secret(n))
         return tuple(s for s in (unquote(parts.password or ""), parts.password or "", *query, *options) if s)
 
     def words(self, error: BaseException) -> str:

@@ -31,7 +31,8 @@ _SECRET_ENDS = (
     "token", "secret", "password", "passwd", "pwd", "signature", "credential", "credentials", "authorization",
     "accesskey", "accesskeyid", "secretkey", "apikey", "accountkey", "privatekey",
 )  # fmt: skip
-_SECRET_NAMES = frozenset({"sig", "auth", "key", "code", "pass", "policy", "keypairid"})
+_SECRET_NAMES = frozenset({"sig", "auth", "code", "pass", "policy", "keypairid"})
+_OF_THE_WEB = "key"  # a secret there (`?key=API_KEY`); in a store's address the columns that tell rows apart
 _SIGNED = re.compile(r"^x-(amz|goog|oss|cos|ms)-", re.IGNORECASE)  # parts of a signed URL: they differ at each signing
 _SAS = frozenset(
     [
@@ -131,7 +132,7 @@ def _clean(found: re.Match[str]) -> str:
     rest, hash_mark, fragment = rest.partition("#") if scheme.startswith("http") else (rest, "", "")
     rest, question, query = rest.partition("?")
     rest = _without_user(scheme.lower(), rest)
-    kept = _kept(query) if question else ""
+    kept = _kept(query, scheme.lower().startswith("http")) if question else ""
     fragment = "" if is_secret(fragment.partition("=")[0]) else hash_mark + fragment
     shown = question + query if kept == query else "?" + kept if kept else ""  # a lone ? may be a wildcard
     return f"{scheme}://{rest}{shown}{fragment}"
@@ -157,14 +158,15 @@ def is_secret(name: str) -> bool:
     return bool(_SIGNED.match(name)) or plain in _SECRET_NAMES or plain.endswith(_SECRET_ENDS)
 
 
-def _kept(query: str) -> str:
+def _kept(query: str, web: bool) -> str:
     pairs = query.split("&")
     names = [p.partition("=")[0] for p in pairs]
-    signed = any(is_secret(n) for n in names)
+    secret = [is_secret(n) or (web and n.lower() == _OF_THE_WEB) for n in names]
+    signed = any(secret)
     return "&".join(
         p
-        for p, n in zip(pairs, names, strict=True)
-        if not (is_secret(n) or (signed and (n in _SAS or n.lower() in ("expires", "date"))))
+        for p, n, hidden in zip(pairs, names, secret, strict=True)
+        if not (hidden or (signed and (n in _SAS or n.lower() in ("expires", "date"))))
     )
 
 
