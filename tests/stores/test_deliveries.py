@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from gristmill.cli.app import main
 from gristmill.commit.publication import published
 from gristmill.driver import beside
 from gristmill.job.secret import Secret
+from gristmill.process.interrupts import ENDING
 from gristmill.stores import delivery as deliveries
 from gristmill.stores import duckdb as duckdb_store
 from gristmill.stores import packing
@@ -97,8 +99,8 @@ def test_a_job_file_and_its_commands(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_typed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--deliver`, several times; --save writes it, and the saved job is the same; `key=` is no secret for which the sink
-    would not remember the job.
+    """`--deliver`, several times; --save writes it, and the saved job is the same; `key=` is no secret for which the
+    sink would not remember the job.
     """
     typed = ("apply", "rows.parquet", "out", "--fn", "fn:doubled", "--keep", "id", "--workers", "0")
     stores = ("--deliver", "sqlite://s.sqlite?mode=append&key=id#scores", "--deliver", "duckdb://s.duckdb#scores")
@@ -198,7 +200,19 @@ def test_a_server_that_is_not_there_is_told_before_scoring(capsys: pytest.Captur
     assert not Path("out").exists()
 
 
-HELD = "import duckdb, sys; c = duckdb.connect('d.duckdb'); print('held', flush=True); sys.stdin.read()"
+HELD = {
+    "duckdb": "import duckdb; c = duckdb.connect('d.duckdb')",
+    "sqlite": "import sqlite3; c = sqlite3.connect('d.sqlite'); c.execute('create table t (a)'); "
+    "c.execute('begin exclusive')",
+}
+
+
+def _busy(kind: str) -> subprocess.Popen[str]:
+    """A process that has the file of a store for itself until its stdin ends."""
+    code = f"{HELD[kind]}; import sys; print('held', flush=True); sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    return holder
 
 
 def test_a_store_that_is_busy_costs_no_scoring(
@@ -207,8 +221,8 @@ def test_a_store_that_is_busy_costs_no_scoring(
     """Somebody has the file open: the rows are scored and published, and brought there by the same command."""
     monkeypatch.setattr("gristmill.stores.duckdb.PATIENCE", 0.2)
     to = gm.to("duckdb://d.duckdb#scores")
-    holder = subprocess.Popen([sys.executable, "-c", HELD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdin is not None and holder.stdout is not None and holder.stdout.readline() == "held\n"
+    holder = _busy("duckdb")
+    assert holder.stdin is not None
     with (
         pytest.warns(
             gm.GristmillWarning, match="close it there, and run again; the rows are scored, and brought there"
@@ -224,6 +238,30 @@ def test_a_store_that_is_busy_costs_no_scoring(
     report = job(deliver=[to]).run()
     assert report.state == "nothing to do" and report.deliveries[0].rows == ROWS
     assert gm.lookup("duckdb://d.duckdb#scores", key="id").get(3)["y"] == 1.5
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "sqlite"])
+def test_who_waits_for_a_busy_store_hears_signals(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends the wait for somebody who has the file open; a run that is to end gives it up soon."""
+    job().run()
+    holder, to = _busy(kind), f"{kind}://d.{kind}#scores"
+    assert holder.stdin is not None
+    asked = threading.Timer(0.7, os.kill, (os.getpid(), signal.SIGINT))
+    began = time.monotonic()
+    asked.start()
+    with pytest.raises(KeyboardInterrupt):
+        gm.deliver("out", to)
+    monkeypatch.setattr("gristmill.process.interrupts.SOON", 0.2)
+    ENDING.begin()
+    try:
+        with pytest.raises(gm.RunFailed, match=r"locked|[Cc]onflict"):
+            gm.deliver("out", to)
+    finally:
+        ENDING.over()
+    assert time.monotonic() - began < 8
+    threading.Timer(0.3, holder.stdin.close).start()
+    assert gm.deliver("out", to).rows == ROWS
+    holder.wait(10)
 
 
 def test_a_secret_stays_in_the_address(redis_server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,37 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from typing import Any
+
+from gristmill.process.interrupts import Patience
+
+_AT_ONCE = 0.1  # seconds that SQLite waits by itself, in C, where a process hears no signal
+_HELD, _BUSY = "database is locked", 5  # SQLITE_BUSY, which is retried: https://sqlite.org/rescode.html#busy
+
+
+def patient(address: str, patience: float) -> sqlite3.Connection:
+    """A connection, for any thread, to a file that others may hold: each `execute` waits `patience` seconds for them,
+    and hears signals meanwhile. Transactions are the caller's, and begin to write with BEGIN IMMEDIATE.
+    """
+    made = sqlite3.connect(
+        address, timeout=_AT_ONCE, isolation_level=None, check_same_thread=False, factory=_Patient, uri=True
+    )
+    made.patience = patience
+    return made
+
+
+class _Patient(sqlite3.Connection):
+    patience = 0.0
+
+    def execute(self, sql: str, values: Any = (), /) -> sqlite3.Cursor:
+        patience: Patience | None = None
+        while True:
+            try:
+                return super().execute(sql, values)
+            except sqlite3.OperationalError as e:
+                patience = patience or Patience(self.patience)
+                if getattr(e, "sqlite_errorcode", _BUSY) & 0xFF != _BUSY or _HELD not in str(e) or patience.over():
+                    raise
 
 
 def log_ahead(held: sqlite3.Connection, patience: float) -> None:

@@ -37,6 +37,20 @@ class Ending:
 ENDING = Ending()
 
 
+class Patience:
+    """A wait, from now, for what somebody else holds: it is over after some seconds, or soon once this process is to
+    end.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._began = time.monotonic()
+        self._seconds = seconds
+
+    def over(self) -> bool:
+        """Whether to wait no longer."""
+        return time.monotonic() - self._began > self._seconds or ENDING.overdue(self._began)
+
+
 class Postponed:
     """Signals that arrive while the import system is at work are postponed: an exception raised by a handler there
     leaves its locks taken for good, and an import in another thread would wait for ever.

@@ -12,6 +12,7 @@ import pyarrow as pa
 from gristmill.arrow.spilling import quiet
 from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
+from gristmill.process.interrupts import Patience
 from gristmill.process.startup import imported
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.sql import counting, read_of, selected
@@ -72,7 +73,7 @@ class Rows:
             raise
 
     def _connected(self, duckdb: Any) -> Any:
-        until = time.monotonic() + PATIENCE
+        patience = Patience(PATIENCE)
         while True:
             try:
                 place = self._wanted.place
@@ -82,7 +83,7 @@ class Rows:
                     raise BadSource(told) from e
                 if "lock" not in str(e).lower():
                     raise BadSource(f"{self._wanted.shown}: DuckDB says: {self._words(e)}") from e
-                if time.monotonic() > until:
+                if patience.over():
                     raise RunFailed(
                         f"{self._wanted.shown}: another process has it open for writing: wait for it, or stop it, and "
                         f"run again (DuckDB says: {self._words(e)})"

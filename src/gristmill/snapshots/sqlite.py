@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from gristmill.errors import BadSource
+from gristmill.files.sqlitelog import patient
 from gristmill.job.snapshots import near, table_of
 from gristmill.snapshots.contract import DataFile, Piece, Snapshot, SnapshotKind, Wanted
 from gristmill.snapshots.rows import as_batch
@@ -60,7 +61,7 @@ class Rows:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         address = f"file:{quote(wanted.place.path)}?mode=ro"
-        self._db = sqlite3.connect(address, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+        self._db = patient(address, PATIENCE)
         try:
             self._names, self._kinds = self._columns()
             self._db.execute("BEGIN")

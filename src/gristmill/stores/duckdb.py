@@ -18,6 +18,7 @@ from gristmill.arrow.batches import regrouped
 from gristmill.arrow.spilling import quiet
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
+from gristmill.process.interrupts import Patience
 from gristmill.process.startup import imported
 from gristmill.stores import references
 from gristmill.stores.contract import (
@@ -391,7 +392,7 @@ def _same(name: str, there: Sequence[tuple[str]]) -> str:
 
 def connected(place: Place, *, read_only: bool) -> Any:
     """A connection, as soon as no other process has the file. Raises StoreBusy after PATIENCE."""
-    duckdb, path, until, wait = imported("duckdb"), place.path, time.monotonic() + PATIENCE, 0.002
+    duckdb, path, patience, wait = imported("duckdb"), place.path, Patience(PATIENCE), 0.002
     while True:
         try:
             return quiet(duckdb.connect(path, read_only=read_only, config=dict(place.options)))
@@ -399,7 +400,7 @@ def connected(place: Place, *, read_only: bool) -> Any:
             held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
             if (told := of_sqlite(str(e), place.shown)) is not None:
                 raise BadJob(told) from e
-            if not held or time.monotonic() > until:
+            if not held or patience.over():
                 _refuse_damaged(place, e)
                 told = f"{place.shown}: cannot be opened: {place.words(e)}"
                 raise (StoreBusy(f"{told}: close it there, and run again") if held else StoreUnavailable(told)) from e

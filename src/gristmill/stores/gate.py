@@ -8,6 +8,7 @@ import contextlib
 import os
 import time
 
+from gristmill.process.interrupts import Patience
 from gristmill.process.locks import LockFile
 from gristmill.stores.contract import StoreBusy
 
@@ -41,13 +42,13 @@ class Gate:
                 self._locked().close()
 
     def _locked(self) -> LockFile:
-        file, until = LockFile(self._path, "a"), time.monotonic() + self._patience
+        file, patience = LockFile(self._path, "a"), Patience(self._patience)
         while True:
             try:
                 file.lock()
                 return file
             except OSError:
-                if time.monotonic() > until:
+                if patience.over():
                     file.close()
                     raise StoreBusy(
                         f"{self._shown}: another process has been writing there for {self._patience:g} seconds: wait "

@@ -23,6 +23,7 @@ from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import which_file
+from gristmill.files.sqlitelog import patient
 from gristmill.job.uris import in_uri
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
@@ -321,7 +322,7 @@ def _connected(place: Place, *, write: bool) -> sqlite3.Connection:
     new = not os.path.exists(place.path)
     mode = "rwc" if write else "ro"
     uri = f"file:{in_uri(place.path)}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    connection = patient(uri, PATIENCE)
     if write:
         if new:
             connection.execute(f"PRAGMA page_size = {PAGE}")
