@@ -114,6 +114,11 @@ def test_a_saved_job_runs_the_same(folder: Folder) -> None:
     assert other.code == 2 and "has other content" in other.err
     assert folder.apply("double", "out3", "--where", "nothing = 1", "--save", "other.yaml").code == 2
     assert folder.apply("double", "out3", "--where", "id = 1", "--save", "other.yaml").code == 0
+    assert (
+        folder.apply("double", "out", "--arg", "factor=3", "--where", "x < 10", "--append", "--save", "a.yaml").code
+        == 0
+    )
+    assert "\non_new_files: append\n" in (folder.path / "a.yaml").read_text()
 
 
 def test_jobs_in_files(folder: Folder) -> None:

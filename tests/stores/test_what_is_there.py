@@ -327,6 +327,25 @@ def test_another_metric_of_the_same_vectors() -> None:
             assert lookup.nearest([1.0, 0.0], 1).metric == metric
 
 
+def test_an_update_appends_no_kept_row_again() -> None:
+    """Neither as a job, before anything is scored, nor by hand to what was delivered before."""
+    with pytest.raises(
+        gm.BadJob, match=r"s\.sqlite#scores mode append, which adds the rows that an update keeps again"
+    ):
+        job(gm.to("sqlite://s.sqlite#scores", mode="append"), update={"key": ["id"]})
+    made = job(update={"key": ["id"]})
+    made.run()
+    gm.deliver("out", "sqlite://s.sqlite#scores", mode="append")
+    pq.write_table(pq.read_table("rows.parquet").slice(1), "rows.parquet")
+    made.run()
+    with pytest.raises(gm.BadJob, match="generation 2 is an update, which keeps rows of earlier ones"):
+        gm.deliver("out", "sqlite://s.sqlite#scores", mode="append")
+    assert count("s.sqlite") == ROWS
+    gm.deliver("out", "sqlite://other.sqlite#scores", mode="append")
+    gm.deliver("out", "sqlite://other.sqlite#scores", mode="append")
+    assert count("other.sqlite") == ROWS - 1
+
+
 @pytest.mark.parametrize("gone", [1, ROWS])
 def test_rows_that_others_take_out_between_two_updates(gone: int) -> None:
     """What did not change is missing, too: all of the result is brought, which is told."""

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from gristmill.cli.ending import hide
@@ -50,7 +51,7 @@ def perform(spec: JobSpec, given: Mapping[str, Any]) -> int:
         )
     if not given["save"]:
         return _performed(spec, given, verbs)
-    new = save(spec, given["save"])
+    new = save(replace(spec, on_new_files="append") if given["append"] else spec, given["save"])
     try:
         return _performed(spec, given, verbs)
     except GristmillError as error:

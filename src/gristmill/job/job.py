@@ -418,6 +418,11 @@ class JobSpec:
                 given = as_deliveries([first, *given])
             object.__setattr__(self, "sink", sink)
         object.__setattr__(self, "deliver", given)
+        if self.update is not None and (one := next((one for one in given if one.mode == "append"), None)):
+            raise BadJob(
+                f"the job has update, and deliver {one.shown} mode append, which adds the rows that an update keeps "
+                "again each night: let the mode be upsert with a key, or replace"
+            )
         for name in ("alerts", "metrics", "lineage"):
             object.__setattr__(self, name, as_told(name, getattr(self, name)))
         if given and self.sink is None:

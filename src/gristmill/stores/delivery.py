@@ -26,7 +26,7 @@ from gristmill.result.reading import kept
 from gristmill.sinks.formats import sink_format
 from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_asked, later
 from gristmill.stores.difference import before, changed
-from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, refuse_mixed, untold
+from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, refuse_kept, refuse_mixed, untold
 from gristmill.stores.fileerrors import saying, unread
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
@@ -118,6 +118,7 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
         found = store.live(load.mark.sink)
         refuse_doubtful(delivery, result, store, found)
         refuse_mixed(delivery, result, found)
+        refuse_kept(delivery, result, found)
 
 
 class Loading:

@@ -25,6 +25,20 @@ def refuse_doubtful(delivery: Delivery, result: Result, store: Store, found: Mar
         raise BadJob(f"deliver {why}")
 
 
+def refuse_kept(delivery: Delivery, result: Result, found: Mark | None) -> None:
+    """Raises BadJob if rows are to be appended that an update kept, and that were appended before."""
+    if found is None or result.generation.name in (found.name, *found.names):
+        return
+    claims = {g.number: g for g in generations(result.generation.root, result.generation.files) if not g.lost}
+    late = [claims[n] for n in result.members if n in claims and n not in found.generations]
+    if update := next((g for g in late if g.kind == "update"), None):
+        raise BadJob(
+            f"deliver {delivery.shown}: generation {update.number} is an update, which keeps rows of earlier ones: to "
+            f"append it adds those again to the rows of generation {found.generation} there: let the mode be upsert "
+            "with a key, or replace"
+        )
+
+
 def doubt(delivery: Delivery, result: Result, store: Store, found: Mark | None, shown: str) -> str | None:
     """Why it cannot be told which rows of a result were appended, by the mark that was found, and the way out; None if
     it can be.
