@@ -413,6 +413,18 @@ def test_where_limit_and_sample(numbers: str, tmp_path: Path) -> None:
     assert first == again != other
 
 
+def test_a_sample_of_text_has_shards_like_any_source(tmp_path: Path) -> None:
+    """Rows that are drawn among lines of text, whose ends no plan knows, are counted as rows, and not by bytes."""
+    (tmp_path / "rows.csv").write_text("id,x\n" + "".join(f"{i},{2 * i}\n" for i in range(20_000)))
+    job = gm.Job(
+        gm.source(str(tmp_path / "rows.csv"), sample=3000), functions.double, gm.sink(str(tmp_path / "out"), keep="id"),
+        workers=0, shard_rows=500,
+    )  # fmt: skip
+    assert job.plan().rows == 3000
+    report = job.run()
+    assert report.rows_ok == 3000 and 6 <= report.shards <= 12
+
+
 @pytest.mark.parametrize("kind", ["list", "arrow", "pandas", "polars", "dict"])
 def test_sources_in_memory(kind: str) -> None:
     """Lists, tables and data frames go in, a table in the same order comes out."""

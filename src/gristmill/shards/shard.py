@@ -89,12 +89,14 @@ def rows_between(info: FileInfo, start: int, stop: int) -> int | None:
 
 
 def estimated_rows(info: FileInfo, start: int, stop: int) -> float:
-    """Rows at positions [start, stop), from counts if there are any, else from the bytes of a sampled row."""
-    if info.extent == 0:
-        return 0.0
+    """Rows at positions [start, stop), from counts if there are any, else from the bytes of a sampled row. A range has
+    a row: that of one that was drawn, or is repeated, may be all of it.
+    """
     known = info.rows
+    if info.extent == 0 or stop <= start or known == 0:
+        return 0.0
     total = known if known is not None else info.extent / max(info.row_bytes or 200.0, 1.0)
-    return total * (stop - start) / info.extent
+    return max(1.0, total * (stop - start) / info.extent)
 
 
 def cut(files: Sequence[FileInfo], selection: Selection, rows_a_shard: int, workers: int = 1) -> pa.Table:
