@@ -848,7 +848,7 @@ def _place(
     from gristmill.files.roots import opened
     from gristmill.job.delivery import is_store, staging_of
     from gristmill.job.job import Sink
-    from gristmill.job.uris import file_named, local_path, records_of
+    from gristmill.job.uris import file_named, local_path, records_of, redact
 
     job = _job(sink)
     if job is not None:
@@ -862,10 +862,11 @@ def _place(
     if not isinstance(sink, (str, os.PathLike)):
         raise missing(f"sink is {sink!r:.60}: give a folder or a URI, as text, a gm.Job or its file, or a gm.Report")
     text = os.fsdecode(sink)
+    shown = redact(text)
     if is_store(text):
         text = staging_of(text, storage or {})
     if "://" in text:
         return opened(text, storage)
     if os.path.isdir(local_path(text)) or (file_named(text) and os.path.isdir(records_of(text))):
         return opened(text)
-    raise missing(f"{text}: no result: there is no such sink or job; give the folder a job writes to, or the job")
+    raise missing(f"{shown}: no result: there is no such sink or job; give the folder a job writes to, or the job")

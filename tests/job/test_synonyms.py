@@ -59,6 +59,7 @@ def test_a_name_from_elsewhere(theirs: str, known: list[str], ours: str | None) 
         (lambda: gm.apply("a", "o", fn=print, fn_constructor_kwargs={}), "did you mean 'args'"),  # type: ignore[call-arg]
         (lambda: gm.apply("a", "o", fn=print, max_errored_blocks=1), "gates={'min_ok': 0.99}"),  # type: ignore[call-arg]
         (lambda: gm.embed("a", "o", text="t", model="m", normalize_embeddings=True), "did you mean 'normalize'"),  # type: ignore[call-arg]
+        (lambda: gm.source("a", column=["x"]), "did you mean 'columns'"),  # type: ignore[call-arg]
         (lambda: gm.source("a", filter="b"), "did you mean 'where'"),  # type: ignore[call-arg]
         (lambda: gm.source("a", encoding="cp1252"), "iconv"),  # type: ignore[call-arg]
     ],
@@ -80,13 +81,15 @@ def test_in_python(call: Any, hint: str) -> None:
         ("output: x", "did you mean 'sink'?"),
         ("schedule: {cron: '@daily', tz: UTC}", "did you mean 'timezone'?"),
         ("deliver: [{uri: 'duckdb://x#t'}]", "did you mean 'to'?"),
+        ("model: {call: 'm:f', take: {x: float}}", "did you mean 'takes'?"),
         ("update: id", "such as update: {key: [id]}"),
         ("gates: {min_ok: 99%}", "give a number, which for 99% is 0.99"),
     ],
 )
 def test_in_a_job_file(line: str, hint: str, tmp_path: Path) -> None:
     """In the section that has it."""
-    (tmp_path / "job.yaml").write_text(f"source: a\nmodel: {{call: 'm:f'}}\nsink: o\n{line}\n")
+    model = "" if line.startswith("model") else "model: {call: 'm:f'}\n"
+    (tmp_path / "job.yaml").write_text(f"source: a\n{model}sink: o\n{line}\n")
     with pytest.raises(gm.BadJob) as error:
         read_job_file(str(tmp_path / "job.yaml"))
     assert hint in str(error.value)

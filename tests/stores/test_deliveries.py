@@ -123,6 +123,8 @@ def test_a_sink_that_is_a_store_in_a_job_file(capsys: pytest.CaptureFixture[str]
     code, out, _ = command(capsys, "status", "sqlite://s.sqlite#scores")
     assert code == 0 and "generation 1: 40 rows by append" in out
     assert gm.read("sqlite://s.sqlite#scores").count_rows() == ROWS
+    with pytest.raises(gm.BadSource, match=r"^sqlite://gone\.sqlite#scores: no result"):
+        gm.read("sqlite://gone.sqlite#scores")
     with pytest.raises(gm.BadJob, match=r"give storage: \{staging: FOLDER\}"):
         gm.Job("rows.parquet", doubled, "redis://localhost#scores?key=id")
 

@@ -137,9 +137,13 @@ def _normal(name: str) -> str:
 
 
 def meant(name: str, known: Iterable[str]) -> str | None:
-    """Which of the `known` options is called `name` elsewhere; None if none is. Flags are known as flags (`--keep`)."""
+    """Which of the `known` options is called `name` elsewhere, or is its plural or singular; None if none is. Flags are
+    known as flags (`--keep`).
+    """
     asked = _normal(name)
     ours = {_normal(one): one for one in known}
+    if number := next((ours[one] for one in (f"{asked}s", asked.removesuffix("s")) if one in ours), None):
+        return number
     return next((ours[one] for one, theirs in _NAMES.items() if one in ours and asked in theirs.split()), None)
 
 
