@@ -207,8 +207,8 @@ async def unwell(row):
     await asyncio.sleep(0.002)
     with open(os.environ["ASKED"], "a") as out:
         out.write(f"{row['x']}\n")
-    if row["x"] == 600 and "STOPS" in os.environ:
-        await asyncio.sleep(0.2)
+    if row["x"] >= 600 and "STOPS" in os.environ:
+        await asyncio.sleep(0.2 if row["x"] == 600 else 20)  # on a busy machine the others would all have ended by then
         os.kill(os.getppid(), 9)
     return {"y": row["x"] * 2} if "WELL" in os.environ or row["x"] not in UNWELL else UNWELL[row["x"]]
 
