@@ -40,6 +40,26 @@ def job(source: str, sink: str, **options: Any) -> gm.Job:
 
 
 @pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        ("s3://key:secret@box/d?endpoint_override=h:1", "s3://box/d/out"),
+        ("S3://box/d", "s3://box/d/out"),
+        ("s3a://box/d/*/*", "s3://box/d/out"),
+        ("gcs://box/d/**", "gs://box/d/out"),
+        ("abfs://box@account.dfs.core.windows.net/d", "abfss://box@account/d/out"),
+        ("az://box/d", "abfss://box@account.dfs.core.windows.net/d/out"),
+    ],
+)
+def test_a_sink_in_its_source_in_a_store_is_refused(source: str, sink: str) -> None:
+    """However the two addresses are written."""
+    with pytest.raises(gm.BadJob, match="is inside source"):
+        Apart(gm.Job(source, number, gm.sink(sink, format="jsonl")).spec, sink_format("jsonl")).check()
+    Apart(
+        gm.Job(source, number, gm.sink(sink.replace("/d/", "/e/"), format="jsonl")).spec, sink_format("jsonl")
+    ).check()
+
+
+@pytest.mark.parametrize(
     ("link", "to", "source", "sink"),
     [
         ("latest", "../out", "data", "out"),

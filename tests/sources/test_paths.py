@@ -6,6 +6,7 @@ import functools
 import http.server
 import os
 import pickle
+import re
 import shutil
 import threading
 import time
@@ -22,6 +23,7 @@ import gristmill as gm
 from gristmill.errors import BadJob, BadSource, GristmillError, SourceChanged
 from gristmill.job.job import source
 from gristmill.sources import patience
+from gristmill.sources.listing import ArrowListing, Entry, FsspecListing
 from gristmill.sources.paths import changed, open_input, resolve
 
 
@@ -156,6 +158,60 @@ def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
     assert "in/a.parquet and" in said and "in/a.parquet, which is listed twice" in said
     assert once("in/b.parquet", "in/c.parquet") == (["in/b.parquet", "in/c.parquet"], "")
     assert once("in/c.parquet", "in")[0] == ["in/c.parquet", "in/d.parquet"]
+
+
+def test_names_that_make_other_rows_are_files_of_their_own(tmp_path: Path) -> None:
+    """A hard link in a folder of another day, as `cp -al` makes it, or to a file that is one row, as tools that save
+    room do; a link to the folder of another day. One without a day adds no rows to those that have one.
+    """
+    days = [tmp_path / "in" / f"day={day}" for day in (1, 2)]
+    for day in days:
+        day.mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1, 2]}), days[0] / "a.parquet")
+    os.link(days[0] / "a.parquet", days[1] / "a.parquet")
+    (tmp_path / "in" / "day=3").symlink_to("day=2")
+    (tmp_path / "in" / "last").symlink_to("day=2")
+    job = gm.Job(f"{tmp_path}/in", doubled, gm.sink(str(tmp_path / "out"), keep=["day"]), workers=0)
+    report = job.run()
+    assert report.rows_ok == 6 and any("last/a.parquet" in note for note in report.notes)
+    assert gm.read(str(tmp_path / "out")).to_table()["day"].to_pylist() == [1, 1, 2, 2, 3, 3]
+    days[0].rename(tmp_path / "in" / "day=0")
+    assert job.run(restart=True).rows_ok == 6
+    (tmp_path / "texts" / "b").mkdir(parents=True)
+    (tmp_path / "texts" / "a.txt").write_text("same")
+    os.link(tmp_path / "texts" / "a.txt", tmp_path / "texts" / "b" / "c.txt")
+    found = gm.apply(f"{tmp_path}/texts", fn=lambda batch: {"n": [len(t) for t in batch["text"]]}, keep=["path"])
+    assert [Path(path).name for path in found["path"].to_pylist()] == ["a.txt", "c.txt"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ("http://h/get?token=a", "http://h/get?token=b", "http://h/get and http://h/get"),
+        ("s3://a:b@box/x?region=eu", "s3://box/y?region=eu", "s3://box/x?region=eu and s3://box/y?region=eu"),
+        ("s3://box/x?endpoint_override=h:1&region=eu", "s3://box/x?endpoint_override=h:2&region=eu", "two addresses"),
+    ],
+)
+def test_two_addresses_of_one_place_are_opened_in_one_way(
+    one: str, other: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With another user, signature or store the second would be read as the first is."""
+    monkeypatch.setattr(ArrowListing, "look", lambda self, path: Entry(path.rpartition("/")[2], False, 1, "1"))
+    monkeypatch.setattr(FsspecListing, "look", lambda self, path: Entry(path.rpartition("/")[2], False, 1, "1"))
+    with pytest.raises(gm.BadSource, match=re.escape(told)):
+        resolve(source(one, other))
+    assert len(resolve(source(one, one))[1]) == 1
+
+
+@pytest.mark.parametrize("name", ["S3", "HTTP", "GCS"])
+def test_a_scheme_may_be_written_in_capitals(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the same file, and is read once."""
+    for kind in (ArrowListing, FsspecListing):
+        monkeypatch.setattr(kind, "look", lambda self, path: Entry(path.rpartition("/")[2], False, 1, "1"))
+    plain = {"gcs": "gs"}.get(name.lower(), name.lower())
+    way = "" if name == "HTTP" else "?region=eu" if name == "S3" else ""
+    files = resolve(source(f"{name}://box/x.csv{way}", f"{plain}://box/x.csv{way}"))[1]
+    assert [file.path for file in files] == [f"{plain}://box/x.csv"]
 
 
 @pytest.mark.parametrize("links", ["hard", "symbolic", "moved"])

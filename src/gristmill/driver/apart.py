@@ -10,7 +10,7 @@ from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import kind_of
-from gristmill.job.uris import file_named, is_local, local_path, records_of, redact
+from gristmill.job.uris import file_named, is_local, local_path, records_of, redact, store_place
 from gristmill.process.scratch import is_passing
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sources import paths
@@ -19,7 +19,7 @@ from gristmill.values import dataclass
 
 def plain_path(uri: str) -> str:
     """An address as one place has it, whatever leads there."""
-    return os.path.realpath(local_path(uri or ".")) if is_local(uri) else uri.rstrip("/")
+    return os.path.realpath(local_path(uri or ".")) if is_local(uri) else store_place(uri)
 
 
 def check_files(job: JobSpec) -> None:

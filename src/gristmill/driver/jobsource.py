@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,13 +40,15 @@ def listed(
     Raises BadJob if the job's sink is found among them.
     """
     from gristmill.sources import openreaders, paths
+    from gristmill.sources.formats import is_whole
 
     openreaders.close_all()
     revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
     before = None
     while True:
         doubled: list[str] = []
-        fs, listed = paths.resolve(revealed, doubled.append, planned, None if apart is None else apart.met)
+        met = None if apart is None else apart.met
+        fs, listed = paths.resolve(revealed, doubled.append, planned, met, partial(is_whole, source))
         alone, stored, sinks = published_alone(listed)
         if not sinks or sinks == before:
             break

@@ -11,6 +11,7 @@ from urllib.parse import unquote
 from gristmill.errors import BadJob
 
 __all__ = [
+    "QUERY",
     "file_formats",
     "file_named",
     "file_of",
@@ -21,6 +22,7 @@ __all__ = [
     "records_of",
     "redact",
     "refuse_empty",
+    "store_place",
 ]
 
 _FILES = {".parquet": ("parquet",), ".jsonl": ("jsonl", "openai-batch")}  # by the ending of a sink that is one file
@@ -57,6 +59,8 @@ _SAS = frozenset(
         "scid",
     ]
 )
+QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
+_ONE_STORE = {"gcs": "gs", "s3a": "s3", "s3n": "s3", "abfs": "abfss", "az": "abfss", "wasb": "wasbs", "http": "https"}
 _GENERATION = re.compile(r"(.*[^@/])/?@(\d+|staged)")
 _KEPT_USER = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "az"})  # what precedes @ names the container
 
@@ -73,6 +77,16 @@ def local_path(uri: str) -> str:
         uri = unquote(rest.removeprefix("localhost/" if rest.startswith("localhost/") else ""))
         uri = f"/{uri}" if rest.startswith("localhost/") else uri
     return os.path.abspath(os.path.expanduser(uri))
+
+
+def store_place(uri: str) -> str:
+    """The place that an address in a store names, whatever it is written like: without user and query, and with one
+    scheme for those that are of one store. In Azure containers tell places apart: an address need not name the account.
+    """
+    scheme, _, rest = redact(QUERY.split(uri, maxsplit=1)[0]).partition("://")
+    host, slash, path = rest.partition("/")
+    scheme = _ONE_STORE.get(scheme.lower(), scheme.lower())
+    return f"{scheme}://{host.partition('@')[0]}{slash}{path}".rstrip("/")
 
 
 def in_uri(path: str) -> str:

@@ -89,6 +89,15 @@ class SourceFormat(Protocol):
 
 
 @runtime_checkable
+class Whole(Protocol):
+    """A SourceFormat that also says whether a file is one row, which its name belongs to: then hard links to it are
+    rows of their own.
+    """
+
+    whole: bool
+
+
+@runtime_checkable
 class Numbered(Protocol):
     """A SourceFormat that also says whether a position is the row's number in its file, so that ranges count rows."""
 

@@ -10,7 +10,7 @@ from gristmill.errors import BadJob, BadSource
 from gristmill.job.job import Source
 from gristmill.job.registry import Registry
 from gristmill.shards.sourcefiles import SourceFile
-from gristmill.sources.contract import Reading, SourceFormat, Where
+from gristmill.sources.contract import Reading, SourceFormat, Where, Whole
 from gristmill.sources.stream import plain_name
 
 if TYPE_CHECKING:
@@ -120,6 +120,13 @@ def suffix_of(path: str) -> str:
     stem = name[: len(name) - len(outer)]
     dot = stem.rfind(".")
     return (stem[dot:] if dot >= 0 else "") + outer
+
+
+def is_whole(source: Source, path: str) -> bool:
+    """Whether such a file of a source is one row, which its name belongs to."""
+    name = _by_suffix(suffix_of(path)) if source.format is None else SOURCES.known(source.format)
+    form: Any = None if name is None else SOURCES.get(name)
+    return isinstance(form, Whole) and form.whole
 
 
 def by_bytes(path: str) -> bool:

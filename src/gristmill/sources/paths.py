@@ -19,7 +19,7 @@ from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, 
 from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
-from gristmill.job.uris import in_uri, local_path, redact
+from gristmill.job.uris import QUERY, in_uri, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.listing import (
     ArrowListing,
@@ -38,7 +38,6 @@ __all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "rea
 
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
-_QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
 _IGNORED_ENDS = (".tmp", ".crc")
 _LOG = "_delta_log"
 _TABLES = (  # what tables of lakes have in them: a folder, in which there are files with such an ending; and an address
@@ -107,23 +106,28 @@ def resolve(
     tell: Callable[[str], None] | None = None,
     planned: Collection[str] = (),
     met: Met | None = None,
+    whole: Callable[[str], bool] = lambda path: False,
 ) -> tuple[Storage, list[SourceFile]]:
     """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
-    lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files. A file
-    goes by the name that it has in `planned`, the paths of an earlier plan, if it still has that. `met` is told each
-    folder and link on a local disk before it is followed.
+    lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files, and so
+    are names whose rows differ by them: that are `whole`, one row, or in other folders `name=value`. A file goes by the
+    name that it has in `planned`, the paths of an earlier plan, if it still has that. `met` is told each folder and
+    link on a local disk before it is followed.
 
     Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
     .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
     path is missing, a folder is empty or a glob matches nothing.
     """
     mounts: dict[str, Mount] = {}
+    opened: dict[str, str] = {}
     listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
-    found = Found()
+    found = Found(whole)
     for uri in source.uri:
         try:
             path, mount = _place(uri, source.storage)
-            known = mounts.setdefault(mount.prefix + "\0" + mount.suffix, mount)
+            place = mount.prefix + "\0" + mount.suffix
+            _refuse_two_ways(opened.setdefault(place, uri), uri)
+            known = mounts.setdefault(place, mount)
             marked = partial(_refuse_table, uri) if source.format is None else None
             listing = LocalListing(met, marked) if known is _LOCAL else known.listing
             root, listed = _files(listing, path, redact(uri))
@@ -136,7 +140,7 @@ def resolve(
                 )
             named = listed[0][0] == path
             listings.append((known, start, named, listed))
-            found.expect([one for one in listed if known.public(one[0]) in planned], named)
+            found.expect([one for one in listed if known.public(one[0]) in planned], start, named)
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
         except StoreAway as e:
@@ -146,7 +150,7 @@ def resolve(
     files: dict[str, SourceFile] = {}
     again = list[str]()
     for mount, start, named, listed in listings:
-        for inner, entry in found.new(listed, named, again):
+        for inner, entry in found.new(listed, start, named, again):
             public = mount.public(inner)
             files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:])))
     if again and tell is not None:
@@ -154,6 +158,28 @@ def resolve(
         tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
     remote = tuple(m for m in mounts.values() if m.prefix)
     return Storage(remote), list(files.values())
+
+
+def _refuse_two_ways(one: str, other: str) -> None:
+    """Raises BadSource for two addresses of one place that differ by what is not shown, or by their options: the second
+    would be read as the first is, or be taken for it.
+    """
+    if one != other and _way(one) != _way(other):
+        raise BadSource(
+            f"{redact(one)} and {redact(other)}: two addresses of one place that differ by their user, signature or "
+            "options: write the same in both, or give a job to each"
+        )
+
+
+def _way(uri: str) -> tuple[str, ...]:
+    """What an address says of how its place is opened."""
+    if uri.lower().startswith("http"):  # of these a place is one file, however its scheme and host are written
+        host, _, path = uri.partition("://")[2].partition("/")
+        return (host.lower(), path)
+    first, _, chain = uri.partition("::")
+    plain, *query = QUERY.split(first, maxsplit=1)
+    root = _split_root(plain)[0]
+    return ("" if redact(root) == root else root.partition("://")[2], *query, chain)
 
 
 def _refuse_table(uri: str, folder: str, mark: str) -> None:
@@ -177,7 +203,7 @@ def _listed(folder: str) -> list[str]:
 
 def reads(uri: str, path: str) -> bool:
     """Whether a folder or a pattern would read a file that appears at `path`, which is taken literally."""
-    uri = _QUERY.split(uri, maxsplit=1)[0].rstrip("/")
+    uri = QUERY.split(uri, maxsplit=1)[0].rstrip("/")
     if not _MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
         below = path.startswith(f"{uri}/") and ("://" in uri or os.path.isdir(uri))
         return below and not any(_ignored(name) for name in path[len(uri) + 1 :].split("/"))
@@ -241,6 +267,7 @@ def changed(fs: Storage, file: SourceFile) -> str | None:
 def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     """The path inside its file system, and the mount that opens it."""
     scheme = uri.partition("://")[0].lower() if _SCHEME.match(uri) else ""
+    uri = f"{scheme}{uri[len(scheme) :]}"
     if uri.startswith(HELD) and HELD in storage:
         mount = Mount(HELD, NamedListing(), f"{storage[HELD]}/")
         return mount.inner(uri), mount
@@ -276,7 +303,7 @@ def _patient(uri: str, place: Callable[[], tuple[str, Mount]]) -> tuple[str, Mou
 def _with_arrow(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
     import pyarrow.fs as pafs
 
-    parts = _QUERY.split(uri, maxsplit=1)
+    parts = QUERY.split(uri, maxsplit=1)
     query = f"?{parts[1]}" if len(parts) == 2 else ""
     root, path = _split_root(parts[0])
     if "//" in path:
@@ -306,7 +333,8 @@ def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str
 
     if scheme in ("http", "https"):  # a query may sign one file only, so each URL is its own mount
         fs, inner = url_to_fs(uri, **storage)
-        return inner, Mount(redact(uri), FsspecListing(fs), inner)
+        host, slash, path = redact(uri).partition("://")[2].partition("/")
+        return inner, Mount(f"{scheme}://{host.lower()}{slash}{path}", FsspecListing(fs), inner)
     first, colons, chain = uri.partition("::")
     root, path = _split_root(first)
     if colons:  # fsspec keeps the archive's file open, as this process first saw it
@@ -332,30 +360,61 @@ def _split_root(uri: str) -> tuple[str, str]:
 
 
 def _public_root(root: str) -> str:
-    return redact(root.rstrip("/") + "/") if root.partition("://")[2].strip("/") else redact(root)
+    """As people see it, and the same however its scheme is written: files go by it."""
+    scheme, _, rest = redact(root).partition("://")
+    scheme = {"gcs": "gs"}.get(scheme.lower(), scheme.lower())
+    return f"{scheme}://{rest.rstrip('/')}/" if rest.strip("/") else f"{scheme}://{rest}"
 
 
 # ---------------------------------------------------------------- from a path to its files
 
 
-class Found:
-    """The names under which local files have been found."""
+@dataclass(frozen=True)
+class _Name:
+    """A name under which a file has been found: whether it was named outright, its folders `name=value`, and whether
+    the file is one row, which its name belongs to.
+    """
 
-    def __init__(self) -> None:
-        self._met: dict[str, list[tuple[str, bool]]] = {}  # by inode: the names, and whether they were named outright
+    path: str
+    outright: bool
+    folders: str
+    whole: bool
+
+    def is_same(self, other: _Name, links: int) -> bool:
+        """Whether two names with one inode are of one file, with the same rows. The inode alone is not enough, as
+        network disks make up numbers. Hard links that are both named outright are two files.
+        """
+        if os.path.realpath(self.path) == os.path.realpath(other.path):
+            mine, theirs = (dict(f.split("=", 1) for f in n.folders.split("/") if f) for n in (self, other))
+            return mine.keys() != theirs.keys() or mine == theirs  # a name without them adds no rows to those with them
+        different = self.whole or self.folders != other.folders or (self.outright and other.outright)
+        return links > 1 and not different
+
+
+class Found:
+    """The names under which local files have been found. `whole` says whether a file is one row."""
+
+    def __init__(self, whole: Callable[[str], bool]) -> None:
+        self._whole = whole
+        self._met: dict[str, list[_Name]] = {}  # by inode
         self._expected: set[str] = set()
 
-    def expect(self, listed: list[tuple[str, Entry]], named: bool) -> None:
+    def _name(self, path: str, start: int, named: bool) -> _Name:
+        return _Name(path, named, _hive(path[start:]), self._whole(path))
+
+    def expect(self, listed: list[tuple[str, Entry]], start: int, named: bool) -> None:
         """These names will come, and count rather than others of the same files."""
         for path, entry in listed:
             if entry.inode and entry.inode not in self._met:
-                self._met[entry.inode] = [(path, named)]
+                self._met[entry.inode] = [self._name(path, start, named)]
                 self._expected.add(path)
 
-    def new(self, listed: list[tuple[str, Entry]], named: bool, again: list[str]) -> list[tuple[str, Entry]]:
+    def new(
+        self, listed: list[tuple[str, Entry]], start: int, named: bool, again: list[str]
+    ) -> list[tuple[str, Entry]]:
         """The files of one listing that no other name has led to; a note on each of the others goes to `again`. Of two
-        names, the expected one counts; else of two in a listing the one that is not a link, else the first. `named`: it
-        is one file, named outright.
+        names, the expected one counts; else of two in a listing the one that is not a link, else the first. `start` is
+        where folders begin that are below what the source names; `named`: it is one file, named outright.
         """
         count = Counter(entry.inode for _, entry in listed)
         above = os.path.commonpath([path for path, _ in listed]) if max(count.values()) > 1 and any(count) else ""
@@ -373,20 +432,14 @@ class Found:
                 fresh.append((path, entry))
                 continue
             met = self._met.setdefault(entry.inode, []) if entry.inode else []
-            twin = next((p for p, outright in met if _same(p, path, entry, named and outright)), None)
+            name = self._name(path, start, named) if entry.inode else None
+            twin = next((other.path for other in met if name is not None and other.is_same(name, entry.links)), None)
             if twin is None:
-                met.append((path, named))
+                met += [] if name is None else [name]
                 fresh.append((path, entry))
             else:
                 again.append(f"{twin} and {path}" if twin != path else f"{path}, which is listed twice")
         return sorted(fresh, key=lambda f: f[0])
-
-
-def _same(one: str, other: str, entry: Entry, outright: bool) -> bool:
-    """Whether two names with one inode are of one file. The inode alone is not enough, as network disks make up
-    numbers. Hard links that are both named outright are two files.
-    """
-    return (entry.links > 1 and not outright) or os.path.realpath(one) == os.path.realpath(other)
 
 
 def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str, Entry]]]:

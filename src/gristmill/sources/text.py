@@ -31,7 +31,7 @@ class TextSource:
     name = "text"
     suffixes: tuple[str, ...] = (".txt", ".md", ".rst", ".text", ".log", ".html", ".htm", ".xml", ".tex")
     compressed = by_bytes = written = False
-    typed = True
+    typed = whole = True
     column = "text"
 
     def inspect(self, file: SourceFile, fs: Storage, options: Mapping[str, Any]) -> FileInfo:
