@@ -299,6 +299,11 @@ def test_values_of_sqlite_that_are_not_what_the_table_declares(tmp_path: Path) -
         db.executemany("INSERT INTO rows VALUES (?, ?, ?)", [(1, 1, 2**53 + 1), (2, "two", None), (3, None, 5)])
     with pytest.raises(gm.BadSource, match=r"column 'n', which is int64 there: .*: cast it in a query"):
         read(f"sqlite://{tmp_path}/a.sqlite#rows", tmp_path / "no", "id", "n")
+    with contextlib.closing(sqlite3.connect(tmp_path / "b.sqlite")) as db, db:
+        db.execute("CREATE TABLE rows (n INTEGER)")
+        db.executemany("INSERT INTO rows VALUES (?)", [(n if n < 39_000 else n + 0.5,) for n in range(40_000)])
+    with pytest.raises(gm.BadSource, match=r"column 'n', which is int64 there: .*39000\.5.*: cast it in a query"):
+        read(f"sqlite://{tmp_path}/b.sqlite#rows", tmp_path / "no", "n")  # in a batch of their own
     query = "SELECT id, CAST(n AS TEXT) AS n, any, id * 1.5 AS x, NULL AS none FROM rows"
     source = gm.source(f"sqlite://{tmp_path}/a.sqlite", query=query)
     found = read(source, tmp_path / "out", "id", "n", "any", "x", "none")

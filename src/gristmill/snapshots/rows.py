@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from gristmill.arrow.casts import Lossy
+from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.frompython import from_python
 from gristmill.errors import BadSource
 from gristmill.snapshots.contract import Wanted
@@ -39,7 +39,10 @@ def _array(values: Sequence[Any], kind: pa.DataType | None) -> pa.Array:
         values = [v if v is None or isinstance(v, str) else _text(v) for v in values]
     elif kind is None:
         values = [str(v) if isinstance(v, uuid.UUID) else v for v in values]
-    return from_python(list(values), kind)
+    made = from_python(list(values), kind)
+    if kind is None or made.type == kind:
+        return made
+    return lossless(pa.chunked_array([made]), kind).combine_chunks()  # the next batch may have other values
 
 
 def _text(value: Any) -> Any:
