@@ -112,6 +112,27 @@ def test_typed_as_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(rows()) == ROWS
 
 
+def test_set_of_a_sink_that_is_a_store(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a job file: its options are the delivery's, and its storage says where the folder is."""
+    typed = (
+        "apply",
+        "rows.parquet",
+        "sqlite://s.sqlite#scores",
+        "--fn",
+        "fn:doubled",
+        "--keep",
+        "id",
+        "--workers",
+        "0",
+    )
+    sets = ("--set", "sink.options.mode=append", "--set", "sink.storage.staging=here/")
+    assert command(capsys, *typed, *sets)[0] == 0
+    code, out, _ = command(capsys, "status", "here")
+    assert code == 0 and f"{ROWS} rows by append" in out and len(rows()) == ROWS
+    code, _, err = command(capsys, *typed, "--set", "sink.optoins.mode=append")
+    assert code == 2 and "sink has no 'optoins': did you mean options?" in err
+
+
 def test_a_sink_that_is_a_store_in_a_job_file(capsys: pytest.CaptureFixture[str]) -> None:
     """Its options are those of the delivery; the commands find its folder by the store's name."""
     Path("job.yaml").write_text(

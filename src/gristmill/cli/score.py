@@ -26,7 +26,7 @@ from gristmill.job.specs import (
     TextEmbedder,
     saved_model,
 )
-from gristmill.jobfile.overlay import changes_of, overlay
+from gristmill.jobfile.overlay import changes_of, overlaid, overlay
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -277,12 +277,14 @@ def described(command: str, given: Mapping[str, Any]) -> JobSpec:
     ends = _ends(command, given)
     if ends["source"].uri == ("-",):
         raise BadJob("-: standard input cannot be read again, which resuming needs: write it to a file first")
+    typed = [*changes((*flags, *words.COMMON), given), *changes_of(given["sets"])]
+    ends["sink"] = overlaid(ends["sink"], "sink", typed)
     spec = JobSpec(
         **ends,
         model=model,
         engine=EngineSpec(default_engine(os.environ)),
     )
-    spec = overlay(spec, [*changes((*flags, *words.COMMON), given), *changes_of(given["sets"])])
+    spec = overlay(spec, [change for change in typed if change.path[0] != "sink" or not change.path[1:]])
     if spec.sink is not None and (name := spec.sink.format) is not None:
         from gristmill.sinks.formats import SINKS
         from gristmill.sources import formats as sources

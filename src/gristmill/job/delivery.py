@@ -365,7 +365,8 @@ def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
     if not delivery_of.embedded:
         raise BadJob(
             f"sink {redact(address)}: the result and its receipts need a folder, from which the store is filled: give "
-            "storage: {staging: FOLDER}, or a folder as sink and this store in deliver"
+            "storage: {staging: FOLDER} (--set sink.storage.staging=FOLDER), or a folder as sink and this store in "
+            "deliver"
         )
     folder, file = os.path.split(_path(address))
     return os.path.join(folder, f".{file}{f'-{name}' if name else ''}.gristmill")

@@ -52,6 +52,19 @@ def overlay(spec: JobSpec, changes: Iterable[Change]) -> JobSpec:
 
     Raises BadJob if there is no such place, or the value does not fit it.
     """
+    out: JobSpec = _with(spec, _tree(changes), ())
+    return out
+
+
+def overlaid(part: Any, name: str, changes: Iterable[Change]) -> Any:
+    """A part of a job, which has this name there, with the changes to it: before the job makes something else of it,
+    such as a folder and a delivery of a sink that is a store. Raises BadJob as `overlay` does.
+    """
+    tree = _tree(change for change in changes if change.path[0] == name and change.path[1:])
+    return _with(part, tree[name], (name,)) if tree else part
+
+
+def _tree(changes: Iterable[Change]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for change in changes:
         node = tree
@@ -61,8 +74,7 @@ def overlay(spec: JobSpec, changes: Iterable[Change]) -> JobSpec:
                 raise BadJob(f"{change.said}: {below.said} already sets all of it")
             node = below
         node[change.path[-1]] = change
-    out: JobSpec = _with(spec, tree, ())
-    return out
+    return tree
 
 
 def _with(value: Any, tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
