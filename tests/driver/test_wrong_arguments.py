@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -44,6 +45,15 @@ def test_no_source(value: Any) -> None:
     for given in (lambda: gm.Job(value, score, "q/"), lambda: gm.source(value), lambda: gm.source("a", value)):
         with pytest.raises(gm.BadSource, match=r"^source is .*: give a path, a list of paths, a DataFrame"):
             given()
+
+
+@pytest.mark.filterwarnings("error")
+def test_rows_that_are_not_made_yet() -> None:
+    """A lazy frame and a generator are told how they become rows, and nothing works them out before."""
+    with pytest.raises(gm.BadSource, match=r"^source is a LazyFrame: give its rows, \.collect\(\)$"):
+        gm.apply(pl.LazyFrame({"x": [1]}), fn=score)
+    with pytest.raises(gm.BadSource, match=r"^source is a generator: give its rows, list\(…\)$"):
+        gm.apply(({"x": x} for x in range(3)), fn=score)
 
 
 def test_options_of_a_table(tmp_path: Path) -> None:

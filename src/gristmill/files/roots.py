@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, unquote
 from gristmill.errors import BadJob, MissingExtra
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL
+from gristmill.job.delivery import STORES
 from gristmill.job.secret import reveal
 from gristmill.job.uris import file_named, local_path, records_of, redact, refuse_empty
 
@@ -42,7 +43,8 @@ def opened(uri: str, storage: Mapping[str, Any] | None = None) -> tuple[str, Fil
         return _store(scheme, text, dict(reveal(storage or {})))
     if scheme != "file":
         raise BadJob(
-            f"sink {scheme}://…: a sink must be a local folder or an object store: {', '.join(sorted(_STORES))}"
+            f"sink {scheme}://…: a sink must be a local folder, an object store ({', '.join(sorted(_STORES))}) or one "
+            f"of {', '.join(STORES.ours)}"
         )
     path = local_path(text)
     if os.path.isdir(path):

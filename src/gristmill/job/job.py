@@ -496,16 +496,22 @@ def as_source(value: Any, **options: "Unpack[SourceOptions]") -> Source:
     if isinstance(value, (list, tuple)) and value and all(isinstance(v, (str, os.PathLike)) for v in value):
         return source(*[os.fspath(v) for v in value], **options)
     fields: Mapping[str, Any] = options  # the class turns single names into tuples
-    if value is None or isinstance(value, (list, tuple, Mapping)) or any(hasattr(value, name) for name in _TABLES):
+    if value is None or isinstance(value, (list, tuple, Mapping)) or _is_table(value):
         return Source(data=value, **fields)
     raise no_source(value)
+
+
+def _is_table(value: Any) -> bool:
+    """Whether it has what tables and frames have. Its type is asked: a lazy frame would work out its own."""
+    return any(hasattr(type(value), name) for name in _TABLES) and type(value).__name__ != "LazyFrame"
 
 
 def no_source(value: Any) -> BadSource:
     """What is said of a value in which there are no rows."""
     shown = repr(value) if isinstance(value, (int, float, complex)) else f"a {type(value).__name__}"
+    way = {"LazyFrame": "give its rows, .collect()", "generator": "give its rows, list(…)"}.get(type(value).__name__)
     return BadSource(
-        f"source is {shown}: give a path, a list of paths, a DataFrame, an Arrow table, or a list of dicts"
+        f"source is {shown}: {way or 'give a path, a list of paths, a DataFrame, an Arrow table, or a list of dicts'}"
     )
 
 
@@ -525,7 +531,8 @@ def source(*uri: str | Sequence[str], **options: "Unpack[SourceOptions]") -> Sou
     paths are given one by one, or as a list. Raises BadSource for what is neither a path nor a table.
 
     A file is read once, however many names lead to it, with a note that says which: symbolic links, hard links in a
-    folder or glob, paths that overlap. Only hard links that are each named outright count as separate files.
+    folder or glob, paths that overlap. Hard links that are each named outright count as separate files, and so do those
+    that make other rows, in other `name=value` folders or of files that are one row each.
 
     Folders `name=value` below the given folder, or from a glob's first wildcard on, are columns, as in pyarrow and
     Spark: text, unless all values are whole numbers (`types` gives others); null if the value is
