@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from gristmill.process.interrupts import Patience
 
 _AT_ONCE = 0.1  # seconds that SQLite waits by itself, in C, where a process hears no signal
-_HELD, _BUSY = "database is locked", 5  # SQLITE_BUSY, which is retried: https://sqlite.org/rescode.html#busy
+_PAUSE = 0.002  # seconds between two tries
+_HELD = "database is locked"
+_BUSY, _RECOVERY = 5, 261  # SQLITE_BUSY and SQLITE_BUSY_RECOVERY, which pass: https://sqlite.org/rescode.html#busy
+_PASSING = (_BUSY, _RECOVERY)
 
 
 def patient(address: str, patience: float) -> sqlite3.Connection:
@@ -23,6 +28,17 @@ def patient(address: str, patience: float) -> sqlite3.Connection:
     return made
 
 
+@contextlib.contextmanager
+def at_once(held: sqlite3.Connection) -> Iterator[None]:
+    """While inside, a statement of a `patient` connection waits for nobody."""
+    assert isinstance(held, _Patient)
+    patience, held.patience = held.patience, -1.0
+    try:
+        yield
+    finally:
+        held.patience = patience
+
+
 class _Patient(sqlite3.Connection):
     patience = 0.0
 
@@ -33,8 +49,9 @@ class _Patient(sqlite3.Connection):
                 return super().execute(sql, values)
             except sqlite3.OperationalError as e:
                 patience = patience or Patience(self.patience)
-                if getattr(e, "sqlite_errorcode", _BUSY) & 0xFF != _BUSY or _HELD not in str(e) or patience.over():
+                if getattr(e, "sqlite_errorcode", _BUSY) not in _PASSING or _HELD not in str(e) or patience.over():
                     raise
+                time.sleep(_PAUSE)  # where SQLite sees that waiting is no use, it does not
 
 
 def log_ahead(held: sqlite3.Connection, patience: float) -> None:

@@ -23,7 +23,7 @@ from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import which_file
-from gristmill.files.sqlitelog import patient
+from gristmill.files.sqlitelog import at_once, patient
 from gristmill.job.uris import in_uri
 from gristmill.sinks.jsonread import from_json
 from gristmill.sinks.jsontext import json_texts
@@ -367,7 +367,7 @@ def _logged(connection: sqlite3.Connection) -> None:
     def one(sql: str) -> Any:
         return next(iter(connection.execute(sql).fetchone() or ()), None)
 
-    with contextlib.suppress(sqlite3.Error):  # which the next statement meets as well
+    with contextlib.suppress(sqlite3.Error), at_once(connection):  # an error meets the next statement as well
         if connection.in_transaction or one("PRAGMA application_id") != APPLICATION:
             return
         if one("PRAGMA journal_mode") == "delete" and one(f"SELECT 1 FROM {quoted(MARKS)} LIMIT 1"):
