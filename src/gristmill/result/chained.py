@@ -128,8 +128,9 @@ class Published:
 @dataclass(frozen=True)
 class Chained:
     """The files of a source, without those that are `left` out: of a sink, but not of what it has published. By path,
-    the types of columns in a sink's folder names; and the sinks themselves, by their folders. `others` are read, and
-    are in the folder of a sink, with names as it gives, but not its own.
+    the types of columns in a sink's folder names; and the sinks that were found, by their folders; `read` are the
+    folders of those with files here. `others` are here, in the folder of a sink, and have names as it gives, but are
+    not its own.
     """
 
     files: list[SourceFile]
@@ -137,6 +138,7 @@ class Chained:
     sinks: Mapping[str, Published]
     left: list[tuple[SourceFile, Published]]
     others: list[tuple[SourceFile, Published]]
+    read: set[str]
 
     def add(self, file: SourceFile, part: _Part | None, known: Mapping[str, Published | None]) -> None:
         """One more file, which may be a part of a sink."""
@@ -144,9 +146,11 @@ class Chained:
         if sink is not None and not published:
             self.left.append((file, sink))
             return
-        if sink is not None and sink.keys:
-            self.kinds[file.path] = sink.keys
-        if sink is None and part is not None and (above := part.above(self.sinks)) is not None:
+        if sink is not None:
+            self.read.add(sink.shown)
+            if sink.keys:
+                self.kinds[file.path] = sink.keys
+        elif part is not None and (above := part.above(self.sinks)) is not None:
             self.others.append((file, above))
         self.files.append(file)
 
@@ -173,7 +177,7 @@ class Chained:
             elif _generation(os.path.basename(file.path)) <= sink.newest:
                 what = "files with names of its parts that are not of its result are not read"
                 found.setdefault(f"{sink.shown}: {what}", []).append(file.path)
-        for file, sink in self.others:
+        for file, sink in ((file, sink) for file, sink in self.others if sink.shown in self.read):
             what = "files below this sink that have names as its parts, but are not its own, are read as well"
             found.setdefault(f"{sink.shown}: {what}", []).append(file.path)
         return [text + _some(paths) for text, paths in found.items()]
@@ -204,7 +208,7 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile]) -> Chained:
     try:
         known = _sinks(list(parts.values()))
         sinks = {folder: sink for folder, sink in known.items() if sink is not None}
-        found = Chained([], {}, sinks, [], [])
+        found = Chained([], {}, sinks, [], [], set())
         for file in listed:
             found.add(file, parts.get(file.path), known)
     except StoreAway as e:
