@@ -178,3 +178,13 @@ def test_folders_named_by_other_columns_are_not_the_sinks(
     assert scored(tmp_path / "all", f"{where}/[km]=*/part*")[0] == [0, 1, 2, 3]
     assert scored(tmp_path / "two", f"{where}/old=1")[0] == [0, 2]
     assert scored(tmp_path / "three", f"{where}/k=1/old=1")[0] == [0, 2]
+
+
+def test_a_sink_in_an_archive(source: str, root: str, tmp_path: Path) -> None:  # noqa: F811
+    """A backup that was made while a restart published is read as what was published."""
+    run(source, root)
+    run(source, root, restart=True, harm=BEFORE_PUBLISHING)
+    archive = shutil.make_archive(str(tmp_path / "backup"), "zip", os.path.dirname(root), os.path.basename(root))
+    assert scored(tmp_path / "all", f"zip://out::file://{archive}")[0] == list(range(30))
+    with pytest.raises(gm.BadSource, match=r"zip://out/part-0000000.g2.parquet::.*which has not published it"):
+        scored(tmp_path / "no", f"zip://out/part-0000000.g2.parquet::file://{archive}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +75,7 @@ class Published:
     mount: Mount = field(compare=False, repr=False)
     files: Files = field(compare=False, repr=False)
     result: Publication | None = field(compare=False, repr=False)
+    planned: dict[int, Sequence[str] | None] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def at(mount: Mount, files: Files, root: str) -> Published | None:
@@ -108,9 +110,11 @@ class Published:
         folder, _, base = name.rpartition("/")
         if (number := _generation(base)) not in self.claims:
             return False
+        if number not in self.planned:
+            self.planned[number] = self._partitioned(number)
         if folder == _LETTERS or f"{folder}/".startswith(f"{META}/"):
             return True
-        by = self._partitioned(number)
+        by = self.planned[number]
         return by is None or [n.partition("=")[0] for n in folder.split("/") if n] == _segments(by)
 
     def _partitioned(self, number: int) -> Sequence[str] | None:
@@ -136,50 +140,51 @@ class Chained:
     files: list[SourceFile]
     kinds: dict[str, Kinds]
     sinks: Mapping[str, Published]
-    left: list[tuple[SourceFile, Published]]
-    others: list[tuple[SourceFile, Published]]
+    left: list[tuple[_Part, Published]]
+    others: list[tuple[_Part, Published]]
     read: set[str]
 
     def add(self, file: SourceFile, part: _Part | None, known: Mapping[str, Published | None]) -> None:
         """One more file, which may be a part of a sink."""
         sink, published = (None, True) if part is None else part.owner(known)
-        if sink is not None and not published:
-            self.left.append((file, sink))
+        if part is not None and sink is not None and not published:
+            self.left.append((part, sink))
             return
         if sink is not None:
             self.read.add(sink.shown)
             if sink.keys:
                 self.kinds[file.path] = sink.keys
-        elif part is not None and (above := part.above(self.sinks)) is not None:
-            self.others.append((file, above))
+        elif part is not None and (above := part.folder.above(self.sinks)) is not None:
+            self.others.append((part, above))
         self.files.append(file)
 
     def refuse(self, uris: Sequence[str], outright: set[str]) -> None:
         """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`; and if a
         published file was cut, or is gone while others remain.
         """
-        for file, sink in self.left:
-            if file.path in outright:
-                raise BadSource(_not_published(file.path, sink))
+        for part, sink in self.left:
+            if part.shown in outright:
+                raise BadSource(_not_published(part.shown, sink))
         if not self.files:
             uri, told = ", ".join(uris), next((s for _, s in self.left if s.newest), None)
             if told is None:
                 raise BadSource(f"{uri}: it is the sink of a run that has published nothing yet")
             raise BadSource(_not_published(uri, told))
-        _check_whole(self)
+        with _answered():
+            _check_whole(self)
 
     def notes(self) -> list[str]:
         """What may be missed, or come twice; nothing of a run that goes on from a result."""
         found: dict[str, list[str]] = {}
-        for file, sink in self.left:
+        for part, sink in self.left:
             if not sink.newest:
                 found.setdefault(f"{sink.shown}: is a sink that has published nothing yet, and is not read", [])
-            elif _generation(os.path.basename(file.path)) <= sink.newest:
+            elif part.number <= sink.newest:
                 what = "files with names of its parts that are not of its result are not read"
-                found.setdefault(f"{sink.shown}: {what}", []).append(file.path)
-        for file, sink in ((file, sink) for file, sink in self.others if sink.shown in self.read):
+                found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
+        for part, sink in ((part, sink) for part, sink in self.others if sink.shown in self.read):
             what = "files below this sink that have names as its parts, but are not its own, are read as well"
-            found.setdefault(f"{sink.shown}: {what}", []).append(file.path)
+            found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
         return [text + _some(paths) for text, paths in found.items()]
 
 
@@ -200,66 +205,88 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile]) -> Chained:
     """The files of a source, of sinks only those of the published result, not those of a run that was stopped while
     publishing, nor of the previous result. If the files lack some of what a sink has published, they were listed
     before that was. Costs nothing for files that no sink has names for; else each folder that may be a sink is looked
-    at once. Raises RunFailed if a store does not answer.
+    at once.
     """
-    from gristmill.sources.patience import StoreAway
-
-    parts = {f.path: _Part.of(fs, f.path) for f in listed if _PART.match(os.path.basename(f.path))}
-    try:
+    folders: dict[tuple[str, str, str], _Folder] = {}
+    parts = {f.path: part for f in listed if _PART.search(f.path) and (part := _Part.of(fs, f.path, folders)).number}
+    with _answered():
         known = _sinks(list(parts.values()))
         sinks = {folder: sink for folder, sink in known.items() if sink is not None}
         found = Chained([], {}, sinks, [], [], set())
         for file in listed:
             found.add(file, parts.get(file.path), known)
+    return found
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Raises RunFailed if a store does not answer."""
+    from gristmill.sources.patience import StoreAway
+
+    try:
+        yield
     except StoreAway as e:
         raise RunFailed(f"{e}: run again when the store answers") from e
-    return found
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A folder of a source, and the folders that the sink of a part in it may be, the highest first, each by its path
+    as people see it.
+    """
+
+    mount: Mount
+    path: str
+    roots: Mapping[str, str]
+
+    @staticmethod
+    def of(mount: Mount, path: str) -> _Folder:
+        # Not above a file of a web server, which has no folders.
+        return _Folder(mount, path, {mount.public(r): r for r in _roots(path) if r.startswith(mount.inner_prefix)})
+
+    def above(self, sinks: Mapping[str, Published]) -> Published | None:
+        """The nearest of these sinks that it is in."""
+        folder = self.path
+        while sinks and folder:
+            if (found := sinks.get(self.mount.public(folder))) is not None:
+                return found
+            folder = folder.rpartition("/")[0]
+        return None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A file with a name as sinks give, by its path in its file system, and the folders that its sink may be."""
+    """A file with a name as sinks give: its path as people see it, and in its file system; the number of the generation
+    (0: it has no such name after all).
+    """
 
-    mount: Mount
+    shown: str
     path: str
-    roots: tuple[str, ...]
+    folder: _Folder
+    number: int
 
     @staticmethod
-    def of(fs: Storage, path: str) -> _Part:
+    def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder]) -> _Part:
         mount = fs.mount(path)
         inner = mount.inner(path) if mount.prefix else os.path.abspath(path).replace(os.sep, "/")
-        # Not above a file of a web server, which has no folders.
-        roots = (r for r in _roots(inner.rpartition("/")[0]) if r.startswith(mount.inner_prefix))
-        return _Part(mount, inner, tuple(roots))
-
-    def within(self, depth: int, known: Mapping[str, Published | None]) -> tuple[Published | None, str]:
-        """The sink in one of the folders, and the file's name there."""
-        root = self.roots[depth]
-        return known[self.mount.public(root)], self.path[len(root) + 1 :]
+        folder, _, name = inner.rpartition("/")
+        key = (mount.prefix, mount.suffix, folder)
+        if key not in folders:
+            folders[key] = _Folder.of(mount, folder)
+        return _Part(path, inner, folders[key], _generation(name))
 
     def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, bool]:
         """The sink that it is of, and whether it is published there: of two that it may be, the one that published it,
         else the nearest.
         """
         found: Published | None = None
-        for depth, root in enumerate(self.roots):
-            if self.mount.public(root) not in known:
-                break  # nobody looked further: it is published
-            sink, name = self.within(depth, known)
-            if sink is not None and name in sink.sizes:
+        for public, root in self.folder.roots.items():
+            sink = known.get(public)
+            if sink is not None and (name := self.path[len(root) + 1 :]) in sink.sizes:
                 return sink, True
             if sink is not None and sink.writes(name):
                 found = sink
         return found, False
-
-    def above(self, sinks: Mapping[str, Published]) -> Published | None:
-        """The nearest of these sinks in whose folder it is."""
-        folder = self.path.rpartition("/")[0]
-        while sinks and folder:
-            if (found := sinks.get(self.mount.public(folder))) is not None:
-                return found
-            folder = folder.rpartition("/")[0]
-        return None
 
 
 def _roots(folder: str) -> list[str]:
@@ -281,16 +308,15 @@ def _sinks(parts: list[_Part]) -> dict[str, Published | None]:
     known: dict[str, Published | None] = {}
     layers: dict[tuple[str, str], Files] = {}
     depth = 0
-    while parts := [p for p in parts if depth < len(p.roots)]:
+    while parts := [p for p in parts if depth < len(p.folder.roots) and not p.owner(known)[1]]:
         wanted: dict[tuple[str, str], tuple[Mount, dict[str, str]]] = {}
-        for part in parts:
-            mount, root = part.mount, part.roots[depth]
-            if (public := mount.public(root)) not in known:
+        for folder in {id(p.folder): p.folder for p in parts}.values():
+            mount, (public, root) = folder.mount, list(folder.roots.items())[depth]
+            if public not in known:
                 wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = root
         for key, (mount, roots) in wanted.items():
             files = layers.setdefault(key, cast(Files, Stored(mount.listing)) if mount.prefix else LOCAL)
             known.update(zip(roots, files.map(partial(Published.at, mount, files), roots.values()), strict=True))
-        parts = [p for p in parts if (at := p.within(depth, known))[0] is None or at[1] not in at[0].sizes]
         depth += 1
     return known
 
