@@ -159,3 +159,38 @@ def test_folders_of_a_store_are_columns(server: S3Server, tmp_path: Any) -> None
         wanted = [{"day": d, "k": k} for k, d in enumerate(["2026-01-01", "a/b", None])]
         wanted = wanted if "k" in names else wanted[1:2]
         assert [{n: row[n] for n in names} for row in got] == [{n: row[n] for n in names} for row in wanted]
+
+
+def test_a_sink_whose_run_was_stopped_while_it_published(
+    server: S3Server, proxy: Troubled, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is read as what it has published, at the source's own endpoint, with the types of columns in folder names; who
+    reads other files pays for one look at most at a folder, and none where no sink has such names.
+    """
+    from gristmill.driver import publishing
+
+    table = pa.table({"id": range(300), "k": [str(i % 10) for i in range(300)]})
+    into = gm.sink("s3://box/first", keep=["id", "k"], partition_by=["k"], storage=server.storage())
+    first = gm.Job(table, double, into, workers=0, shard_rows=100)
+    first.run()
+    with monkeypatch.context() as patched:
+        patched.setattr(publishing.publish, "publish", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            first.run(restart=True)
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=server.address, scheme="http")
+    names = [f.path for f in fs.get_file_info(pafs.FileSelector("box/first", recursive=True)) if f.is_file]
+    assert sum(".g2." in name and "_gristmill" not in name for name in names) == 10, "files of both are there"
+    source = gm.source("s3://box/first", storage=server.storage(proxy.address))
+    sink = gm.sink(str(tmp_path / "next"), keep=["id", "k"])
+    read = gm.Job(source, double, sink, workers=0).run().read().to_table().sort_by("id")
+    assert read.select(["id", "k"]).equals(table)
+
+    for name in ("part-{:07d}.g1.parquet", "other-{:07d}.parquet"):
+        for n in range(20):
+            pq.write_table(table.slice(n, 1).select(["id"]), f"box/{name[:4]}/{name.format(n)}", filesystem=fs)
+    asked = {}
+    for name in ("part", "othe"):
+        before = sum(proxy.seen.values())
+        job(server, proxy, name, tmp_path / name).run()
+        asked[name] = sum(proxy.seen.values()) - before
+    assert asked["part"] - asked["othe"] in (1, 2)

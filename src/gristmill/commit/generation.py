@@ -140,9 +140,12 @@ def held_inputs(root: str, files: Files) -> str:
 
 def generations(root: str, files: Files = LOCAL) -> list[Generation]:
     """All claimed generations, oldest first."""
-    folder = join(root, META, "generations")
-    numbers = sorted(int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e)))
-    return [_claimed(files, root, number) for number in numbers]
+    return [numbered(root, number, files) for number in sorted(numbers(root, files))]
+
+
+def numbers(root: str, files: Files = LOCAL) -> set[int]:
+    """The numbers of all claimed generations; none if the folder is no sink."""
+    return {int(m[1]) for e in files.names(join(root, META, "generations")) if (m := _CLAIM.match(e))}
 
 
 def claimed(root: str, number: int, files: Files = LOCAL) -> bool:
@@ -165,7 +168,8 @@ def refuse(generation: Generation) -> None:
     generation.files.write_over(join(generation.folder, _REFUSED), b"")
 
 
-def _claimed(files: Files, root: str, number: int) -> Generation:
+def numbered(root: str, number: int, files: Files = LOCAL) -> Generation:
+    """A claimed generation by its number."""
     try:
         c = Claim.load_from(_claim_path(root, number), files)
         begun = (c.folder, c.kind, c.base, c.predecessor, c.fingerprint, c.schema, c.sink)
@@ -189,10 +193,8 @@ def claim(
     """Claim the next generation number, also above `after`, whose claim may be lost. Two that claim at once get
     different numbers. `sink` is what the sink is called in stores, if its latest result says so; else its claims do.
     """
-    folder = join(root, META, "generations")
     while True:
-        taken = [int(m[1]) for e in files.names(folder) if (m := _CLAIM.match(e))]
-        number = max([*taken, after]) + 1
+        number = max([*numbers(root, files), after]) + 1
         name = f"g{number:04d}-{secrets.token_hex(4)}"
         known = sink or sink_of(generations(root, files))
         # Whatever was delivered of an unknown sink, a result that is begun anew is another one.

@@ -21,7 +21,7 @@ from gristmill.job.job import HELD, JobSpec, Source
 from gristmill.job.secret import reveal
 from gristmill.job.uris import redact
 from gristmill.process.failure import storable
-from gristmill.result.reading import Kinds, check_whole, published_alone
+from gristmill.result.chained import Kinds, published_alone
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 def listed(
     source: Source, planned: frozenset[str], apart: Apart | None
-) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
+) -> tuple[Any, list[SourceFile], Mapping[str, Kinds], list[str]]:
     """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile), the types by
-    path of columns in a sink's folder names, and notes on files with two names, which go by those that are `planned`.
-    Raises BadJob if the job's sink is found among them.
+    path of columns in a sink's folder names, and notes on files with two names, which go by those that are `planned`,
+    and on files of sinks that are left out. Raises BadJob if the job's sink is found among them.
     """
     from gristmill.sources import openreaders, paths
     from gristmill.sources.formats import is_whole
@@ -49,14 +49,12 @@ def listed(
         doubled: list[str] = []
         met = None if apart is None else apart.met
         fs, listed = paths.resolve(revealed, doubled.append, planned, met, partial(is_whole, source))
-        alone, stored, sinks = published_alone(listed)
-        if not sinks or sinks == before:
+        found = published_alone(fs, listed)
+        if not found.sinks or found.sinks == before:
             break
-        before = sinks
-    check_whole(alone, sinks)
-    if not alone:
-        raise BadSource(f"{', '.join(source.uri)}: it is the sink of a run that has published nothing yet")
-    return fs, alone, stored, doubled
+        before = found.sinks
+    found.refuse(source.uri, paths.outright(revealed.uri))
+    return fs, found.files, found.kinds, [*doubled, *found.notes()]
 
 
 def pinned(source: Source, folder: str | None, first: int | None) -> Pinned:

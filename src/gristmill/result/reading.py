@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import os
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,10 +21,8 @@ from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join, sizes_of
 from gristmill.process.extras import require
 from gristmill.process.failure import storable
-from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sinks.contract import Role
 from gristmill.sinks.formats import sink_format
-from gristmill.values import dataclass
 
 
 def read(root: str, files: Files) -> Any:
@@ -160,81 +156,6 @@ def opener(root: str, parts: Sequence[Live], files: Files) -> Any:
     import pyarrow.fs as pafs
 
     return files.arrow({join(root, f.name): join(root, f.work) for f in parts}) or pafs.LocalFileSystem()
-
-
-_PART = re.compile(r"(part-\d{7,}|merged(-\d{7,})?)\.g\d+\.")
-
-
-Kinds = Mapping[str, pa.DataType]
-
-
-@dataclass(frozen=True)
-class Published:
-    """The files of a sink's result, with the size of each, and the types of the columns in its folder names."""
-
-    sizes: Mapping[str, int]
-    keys: Kinds
-
-    @staticmethod
-    def at(folder: str) -> Published | None:
-        """What is published in a folder, perhaps nothing; None if it is not a sink."""
-        if not os.path.isdir(join(folder, "_gristmill", "generations")):
-            return None
-        result = latest(folder)
-        if result is None:
-            return Published({}, {})
-        keys, schema = result.body.partition_by, decode_schema(result.body.output_schema)
-        kinds = {n: schema.field(n).type for n in keys if n in schema.names}
-        return Published({f.name: f.bytes for f in result.live()}, kinds)
-
-
-def published_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], dict[str, Kinds], dict[str, Published]]:
-    """Files of a source, without those in sinks on this machine that are not part of the published result: left by a
-    run that was stopped while publishing, or by the previous result. Also, by path, the types of columns in a sink's
-    folder names, and what these sinks have published: if the files lack some of that, they were listed before it was
-    published.
-    """
-    known: dict[str, Published | None] = {}
-    alone: list[SourceFile] = []
-    kinds: dict[str, Kinds] = {}
-    for file in files:
-        if "://" not in file.path and _PART.match(os.path.basename(file.path)):
-            sink, inside = _sink_of(file.path, known)
-            if sink is not None and inside not in sink.sizes:
-                continue
-            if sink is not None and sink.keys:
-                kinds[file.path] = sink.keys
-        alone.append(file)
-    return alone, kinds, {folder: sink for folder, sink in known.items() if sink is not None}
-
-
-def _sink_of(path: str, known: dict[str, Published | None]) -> tuple[Published | None, str]:
-    """The sink that a file is in, if any, and its name there. `known` are the folders seen so far."""
-    folder, inside = os.path.split(os.path.abspath(path))
-    while True:
-        if folder not in known:
-            known[folder] = Published.at(folder)
-        above, name = os.path.split(folder)
-        if known[folder] is not None or above == folder:
-            return known[folder], inside.replace(os.sep, "/")
-        folder, inside = above, f"{name}/{inside}"
-
-
-def check_whole(files: Sequence[SourceFile], sinks: Mapping[str, Published]) -> None:
-    """Raises BadSource if a published file of a sink that is read was truncated, or is gone while others remain."""
-    sizes = {f.path: f.size for f in files}
-    folders = {os.path.dirname(path) for path in sizes}
-    for folder, sink in sinks.items():
-        for name, size in sink.sizes.items():
-            path = join(folder, name)
-            if os.path.dirname(path) not in folders or not _PART.match(os.path.basename(name)):
-                continue
-            if sizes.get(path, size) != size or not (path in sizes or os.path.exists(path)):
-                what = f"has {sizes[path]:,} of its {size:,} bytes" if path in sizes else "the file is gone"
-                raise BadSource(
-                    f"{path}: is published, but {what}: run the job of that sink again, which restores it if "
-                    "its rows are still kept"
-                )
 
 
 def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:

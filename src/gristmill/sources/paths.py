@@ -19,7 +19,7 @@ from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, 
 from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
-from gristmill.job.uris import QUERY, in_uri, local_path, redact
+from gristmill.job.uris import QUERY, in_uri, is_local, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.listing import (
     ArrowListing,
@@ -34,7 +34,7 @@ from gristmill.sources.listing import (
 from gristmill.sources.patience import Patient, StoreAway, connected
 from gristmill.values import dataclass
 
-__all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "reads", "redact", "resolve"]
+__all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "outright", "reads", "redact", "resolve"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -215,6 +215,16 @@ def reads(uri: str, path: str) -> bool:
     if deep < len(parts):
         wanted = "".join(_part(part) + "/" for part in parts[:deep]) + _regex(parts[deep + 1 :] or ["*"]).pattern
     return re.fullmatch(wanted, path[len(base.rstrip("/")) + 1 :]) is not None
+
+
+def outright(uris: Sequence[str]) -> set[str]:
+    """The paths that `resolve` gives to files that these URIs name, and no folder or pattern of them."""
+    return {local_path(uri) if is_local(uri) else _public(uri) for uri in uris}
+
+
+def _public(uri: str) -> str:
+    root, path = _split_root(QUERY.split(uri, maxsplit=1)[0])
+    return _public_root(root) + path
 
 
 def open_input(fs: Storage, path: str) -> Any:

@@ -1,0 +1,355 @@
+"""Sinks in the source of another job: of their files, those that are published."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import field
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from gristmill.commit.documents import PlanDocument
+from gristmill.commit.generation import PLAN, decode_schema, numbered, numbers
+from gristmill.commit.publication import Publication, latest
+from gristmill.errors import BadSource, CorruptStore, RunFailed
+from gristmill.files.contract import Files
+from gristmill.files.disk import LOCAL, META, join
+from gristmill.process.pool import Pool
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.values import dataclass
+
+if TYPE_CHECKING:
+    from gristmill.sources.listing import Listing
+    from gristmill.sources.paths import Mount, Storage
+
+_PART = re.compile(r"(?:part-\d{7,}|merged(?:-\d{7,})?)\.g(\d+)\.")
+_LETTERS = "_dead"
+_AT_ONCE = 32  # sinks that are looked at, as by the file layer of a sink in a store
+
+Kinds = Mapping[str, pa.DataType]
+
+
+class Stored:
+    """The records of sinks in a file system of a source, opened as its files are: as much of `Files` as is needed."""
+
+    free_links, server = False, ""
+
+    def __init__(self, listing: Listing) -> None:
+        self._listing = listing
+
+    def read(self, path: str) -> bytes:
+        """All of a file. Raises FileNotFoundError."""
+        with self._listing.open(path) as file:
+            return bytes(file.read())
+
+    def names(self, folder: str) -> list[str]:
+        """Names of the files in a folder."""
+        return [e.name for e in self._listing.entries(folder, lambda _: True) if not e.folder]
+
+    def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+        """Many at once, where the file system's client is known to allow it."""
+        from gristmill.sources.listing import ArrowListing
+
+        if not isinstance(getattr(self._listing, "inner", None), ArrowListing):
+            yield from map(work, items)
+            return
+        with Pool(_AT_ONCE, "gristmill-sinks") as threads:
+            yield from threads.map(work, items)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A sink, at `root`: the numbers of its generations, and of its result that of the latest one in it (0: there is
+    none), the size of each file, and the types of the columns in its folder names.
+    """
+
+    root: str
+    claims: frozenset[int]
+    newest: int
+    sizes: Mapping[str, int]
+    keys: Kinds
+    mount: Mount = field(compare=False, repr=False)
+    files: Files = field(compare=False, repr=False)
+    result: Publication | None = field(compare=False, repr=False)
+    planned: dict[int, Sequence[str] | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @staticmethod
+    def at(mount: Mount, files: Files, root: str) -> Published | None:
+        """The sink in a folder; None if there is none, or if nobody may look: a folder above a source need not be
+        theirs who read that.
+        """
+        try:
+            claims = frozenset(numbers(root, files))
+        except (BadSource, PermissionError):
+            return None
+        if not claims:
+            return None
+        result = latest(root, files)
+        if result is None:
+            return Published(root, claims, 0, {}, {}, mount, files, None)
+        keys, schema = result.body.partition_by, decode_schema(result.body.output_schema)
+        kinds = {n: schema.field(n).type for n in keys if n in schema.names}
+        sizes = {f.name: f.bytes for f in result.live()}
+        return Published(root, claims, result.generation, sizes, kinds, mount, files, result)
+
+    @property
+    def shown(self) -> str:
+        """Its folder, as people see it."""
+        return self.mount.public(self.root)
+
+    def path(self, name: str) -> str:
+        """The path of one of its files in a source."""
+        return self.mount.public(join(self.root, name))
+
+    def writes(self, name: str) -> bool:
+        """Whether a generation of this sink has or had this name for a file: one that it began, where it has parts."""
+        folder, _, base = name.rpartition("/")
+        if (number := _generation(base)) not in self.claims:
+            return False
+        if number not in self.planned:
+            self.planned[number] = self._partitioned(number)
+        if folder == _LETTERS or f"{folder}/".startswith(f"{META}/"):
+            return True
+        by = self.planned[number]
+        return by is None or [n.partition("=")[0] for n in folder.split("/") if n] == _segments(by)
+
+    def _partitioned(self, number: int) -> Sequence[str] | None:
+        """What a generation's folders are named by: as the result's, if its plan is gone; None if nobody knows."""
+        standing = None if self.result is None else self.result.body.partition_by
+        if self.result is not None and number in self.result.generations:
+            return standing
+        try:
+            folder = numbered(self.root, number, self.files).folder
+            return PlanDocument.load_from(join(folder, PLAN), self.files).partition_by
+        except (FileNotFoundError, CorruptStore):
+            return standing
+
+
+@dataclass(frozen=True)
+class Chained:
+    """The files of a source, without those that are `left` out: of a sink, but not of what it has published. By path,
+    the types of columns in a sink's folder names; and the sinks that were found, by their folders; `read` are the
+    folders of those with files here. `others` are here, in the folder of a sink, and have names as it gives, but are
+    not its own.
+    """
+
+    files: list[SourceFile]
+    kinds: dict[str, Kinds]
+    sinks: Mapping[str, Published]
+    left: list[tuple[_Part, Published]]
+    others: list[tuple[_Part, Published]]
+    read: set[str]
+
+    def add(self, file: SourceFile, part: _Part | None, known: Mapping[str, Published | None]) -> None:
+        """One more file, which may be a part of a sink."""
+        sink, published = (None, True) if part is None else part.owner(known)
+        if part is not None and sink is not None and not published:
+            self.left.append((part, sink))
+            return
+        if sink is not None:
+            self.read.add(sink.shown)
+            if sink.keys:
+                self.kinds[file.path] = sink.keys
+        elif part is not None and (above := part.folder.above(self.sinks)) is not None:
+            self.others.append((part, above))
+        self.files.append(file)
+
+    def refuse(self, uris: Sequence[str], outright: set[str]) -> None:
+        """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`; and if a
+        published file was cut, or is gone while others remain.
+        """
+        for part, sink in self.left:
+            if part.shown in outright:
+                raise BadSource(_not_published(part.shown, sink))
+        if not self.files:
+            uri, told = ", ".join(uris), next((s for _, s in self.left if s.newest), None)
+            if told is None:
+                raise BadSource(f"{uri}: it is the sink of a run that has published nothing yet")
+            raise BadSource(_not_published(uri, told))
+        with _answered():
+            _check_whole(self)
+
+    def notes(self) -> list[str]:
+        """What may be missed, or come twice; nothing of a run that goes on from a result."""
+        found: dict[str, list[str]] = {}
+        for part, sink in self.left:
+            if not sink.newest:
+                found.setdefault(f"{sink.shown}: is a sink that has published nothing yet, and is not read", [])
+            elif part.number <= sink.newest:
+                what = "files with names of its parts that are not of its result are not read"
+                found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
+        for part, sink in ((part, sink) for part, sink in self.others if sink.shown in self.read):
+            what = "files below this sink that have names as its parts, but are not its own, are read as well"
+            found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
+        return [text + _some(paths) for text, paths in found.items()]
+
+
+def _not_published(what: str, sink: Published) -> str:
+    told = "has published nothing yet" if not sink.newest else "has not published it"
+    return (
+        f"{what}: has the name of a part of the sink {sink.shown}, which {told}: name {sink.shown} to read its result; "
+        "if it is another file, move it out of that folder"
+    )
+
+
+def _some(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f": {paths[0]}{more}" if paths else ""
+
+
+def published_alone(fs: Storage, listed: Sequence[SourceFile]) -> Chained:
+    """The files of a source, of sinks only those of the published result, not those of a run that was stopped while
+    publishing, nor of the previous result. If the files lack some of what a sink has published, they were listed
+    before that was. Costs nothing for files that no sink has names for; else each folder that may be a sink is looked
+    at once.
+    """
+    folders: dict[tuple[str, str, str], _Folder] = {}
+    parts = {f.path: part for f in listed if _PART.search(f.path) and (part := _Part.of(fs, f.path, folders)).number}
+    with _answered():
+        known = _sinks(list(parts.values()))
+        sinks = {folder: sink for folder, sink in known.items() if sink is not None}
+        found = Chained([], {}, sinks, [], [], set())
+        for file in listed:
+            found.add(file, parts.get(file.path), known)
+    return found
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Raises RunFailed if a store does not answer."""
+    from gristmill.sources.patience import StoreAway
+
+    try:
+        yield
+    except StoreAway as e:
+        raise RunFailed(f"{e}: run again when the store answers") from e
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A folder of a source, and the folders that the sink of a part in it may be, the highest first, each by its path
+    as people see it.
+    """
+
+    mount: Mount
+    path: str
+    roots: Mapping[str, str]
+
+    @staticmethod
+    def of(mount: Mount, path: str) -> _Folder:
+        # Not above a file of a web server, which has no folders.
+        return _Folder(mount, path, {mount.public(r): r for r in _roots(path) if r.startswith(mount.inner_prefix)})
+
+    def above(self, sinks: Mapping[str, Published]) -> Published | None:
+        """The nearest of these sinks that it is in."""
+        folder = self.path
+        while sinks and folder:
+            if (found := sinks.get(self.mount.public(folder))) is not None:
+                return found
+            folder = folder.rpartition("/")[0]
+        return None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A file with a name as sinks give: its path as people see it, and in its file system; the number of the generation
+    (0: it has no such name after all).
+    """
+
+    shown: str
+    path: str
+    folder: _Folder
+    number: int
+
+    @staticmethod
+    def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder]) -> _Part:
+        mount = fs.mount(path)
+        inner = mount.inner(path) if mount.prefix else os.path.abspath(path).replace(os.sep, "/")
+        folder, _, name = inner.rpartition("/")
+        key = (mount.prefix, mount.suffix, folder)
+        if key not in folders:
+            folders[key] = _Folder.of(mount, folder)
+        return _Part(path, inner, folders[key], _generation(name))
+
+    def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, bool]:
+        """The sink that it is of, and whether it is published there: of two that it may be, the one that published it,
+        else the nearest.
+        """
+        found: Published | None = None
+        for public, root in self.folder.roots.items():
+            sink = known.get(public)
+            if sink is not None and (name := self.path[len(root) + 1 :]) in sink.sizes:
+                return sink, True
+            if sink is not None and sink.writes(name):
+                found = sink
+        return found, False
+
+
+def _roots(folder: str) -> list[str]:
+    """What may be the root of a sink that has a part in this folder, the highest first: parts are there, or below in
+    folders named `name=value`.
+    """
+    if f"/{META}/" in f"{folder}/":
+        return [f"{folder}/".partition(f"/{META}/")[0]]
+    found = [folder]
+    while (name := found[-1].rpartition("/")[2]) == _LETTERS or name.find("=") > 0:
+        found.append(found[-1].rpartition("/")[0])
+    return found[::-1]
+
+
+def _sinks(parts: list[_Part]) -> dict[str, Published | None]:
+    """The sinks of these files by folder, and None for each other folder that was looked at: from the highest down, as
+    far as files are not published by what was found there.
+    """
+    known: dict[str, Published | None] = {}
+    layers: dict[tuple[str, str], Files] = {}
+    depth = 0
+    while parts := [p for p in parts if depth < len(p.folder.roots) and not p.owner(known)[1]]:
+        wanted: dict[tuple[str, str], tuple[Mount, dict[str, str]]] = {}
+        for folder in {id(p.folder): p.folder for p in parts}.values():
+            mount, (public, root) = folder.mount, list(folder.roots.items())[depth]
+            if public not in known:
+                wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = root
+        for key, (mount, roots) in wanted.items():
+            files = layers.setdefault(key, cast(Files, Stored(mount.listing)) if mount.prefix else LOCAL)
+            known.update(zip(roots, files.map(partial(Published.at, mount, files), roots.values()), strict=True))
+        depth += 1
+    return known
+
+
+def _generation(name: str) -> int:
+    """The number of the generation that has a part of this name."""
+    match = _PART.match(name)
+    return 0 if match is None else int(match[1])
+
+
+def _segments(columns: Sequence[str]) -> list[str]:
+    """The names in front of `=` in the folders of a sink that is partitioned by these columns."""
+    from gristmill.sinks.partition import folder_name
+
+    whole = folder_name(dict.fromkeys(columns, "x"))
+    return [name.partition("=")[0] for name in whole.split("/") if name]
+
+
+def _check_whole(found: Chained) -> None:
+    """Raises BadSource if a published file of a sink that is read was truncated, or is gone while others remain."""
+    sizes = {f.path: f.size for f in found.files}
+    for sink in found.sinks.values():
+        there: dict[str, set[str]] = {}  # by folder; of one of which a file is not listed, as a pattern picks some
+        read = {name.rpartition("/")[0] for name in sink.sizes if sink.path(name) in sizes}
+        for name, size in sink.sizes.items():
+            folder, _, base = name.rpartition("/")
+            if folder not in read or not _PART.match(base) or sizes.get(path := sink.path(name)) == size:
+                continue
+            if path not in sizes and folder not in there:
+                there[folder] = set(sink.files.names(join(sink.root, folder) if folder else sink.root))
+            if path in sizes or base not in there[folder]:
+                what = f"has {sizes[path]:,} of its {size:,} bytes" if path in sizes else "the file is gone"
+                raise BadSource(
+                    f"{path}: is published, but {what}: run the job of that sink again, which restores it if "
+                    "its rows are still kept"
+                )

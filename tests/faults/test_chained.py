@@ -1,0 +1,190 @@
+"""Sinks in the source of another job, on a disk and in a store: rows of what is published, and of what is no sink's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_generations import BEFORE_PUBLISHING, root, run, source  # noqa: F401 - fixtures
+
+import gristmill as gm
+from gristmill.driver import publishing
+
+
+@pytest.fixture(params=["disk", "store"])
+def at(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """From the path of a folder to its address as a source: the folder, or a copy of it in a store."""
+    memory = fsspec.filesystem("memory")
+
+    def stored(path: str) -> str:
+        copy = f"/chained/{os.path.basename(path)}"
+        if memory.exists(copy):
+            memory.rm(copy, recursive=True)
+        for file in filter(Path.is_file, Path(path).rglob("*")):
+            memory.pipe(f"{copy}/{file.relative_to(path)}", file.read_bytes())
+        return f"memory:/{copy}"
+
+    yield (lambda path: path) if request.param == "disk" else stored
+    if memory.exists("/chained"):
+        memory.rm("/chained", recursive=True)
+
+
+def same(batch: dict[str, Any]) -> dict[str, Any]:
+    """Rows as they are."""
+    return {"z": batch["id"]}
+
+
+def scored(sink: Path, *uris: str) -> tuple[list[int], gm.Report]:
+    """The ids that a job over these sources has, sorted, and its report."""
+    report = gm.Job(gm.source(*uris), same, gm.sink(str(sink), keep=["id"]), workers=0).run()
+    return sorted(report.read().to_table()["id"].to_pylist()), report
+
+
+@pytest.fixture
+def extra(quick: Path) -> str:
+    """Another source, of rows 100 to 109."""
+    (quick / "extra").mkdir()
+    pq.write_table(pa.table({"id": range(100, 110), "y": [0.5] * 10}), quick / "extra" / "b.parquet")
+    return str(quick / "extra")
+
+
+EXTRA = list(range(100, 110))
+
+
+@pytest.mark.parametrize("form", ["", "/*.parquet", "/../*/part-*"], ids=["folder", "glob", "above"])
+def test_unpublished_files_are_not_read(source: str, root: str, at: Any, form: str, tmp_path: Path) -> None:  # noqa: F811
+    """Of a restart that was killed once its files had their names, without a note; and of a first run."""
+    run(source, root, harm=BEFORE_PUBLISHING)
+    with pytest.raises(gm.BadSource, match="published nothing yet"):
+        scored(tmp_path / "no", at(root) if not form else f"{at(root)}/*.parquet")
+    run(source, root)
+    run(source, root, args={"bad": [3]}, restart=True, harm=BEFORE_PUBLISHING)
+    assert len(list(Path(root).glob("*.parquet"))) > len(gm.read(root).files), "files of both are there"
+    uri = at(root) + form if ".." not in form else at(root).rpartition("/")[0] + form.removeprefix("/..")
+    ids, report = scored(tmp_path / "out", uri)
+    assert ids == list(range(30)) and report.notes == ()
+
+
+def test_types_of_columns_in_folder_names(at: Any, tmp_path: Path) -> None:
+    """Are those of the result, though the names look like other ones."""
+    rows = pa.table({"id": range(4), "k": ["1", "2", "1", "2"]})
+    one = str(tmp_path / "one")
+    gm.Job(rows, same, gm.sink(one, keep=["id", "k"], partition_by=["k"]), workers=0).run()
+    report = gm.Job(at(one), same, gm.sink(str(tmp_path / "two"), keep=["k"]), workers=0).run()
+    assert report.read().schema.field("k").type == pa.string()
+
+
+def test_a_published_file_that_is_gone_or_cut(source: str, root: str, at: Any, tmp_path: Path) -> None:  # noqa: F811
+    """Is refused, named as the source has it; where a pattern picks some of the files, the others are not missed."""
+    run(source, root)
+    part = sorted(Path(root).glob("*.parquet"))[1]
+    ids, _ = scored(tmp_path / "some", f"{at(root)}/*-0000000.*")
+    assert ids == list(range(10))
+    os.truncate(part, 100)
+    with pytest.raises(gm.BadSource, match=f"{part.name}: is published, but has 100 of its"):
+        scored(tmp_path / "no", at(root))
+    part.unlink()
+    with pytest.raises(gm.BadSource, match=f"{at(root)}/{part.name}: is published, but the file is gone"):
+        scored(tmp_path / "no", at(root))
+
+
+@pytest.mark.parametrize("folder", ["kept", "night=1", "kept/night=1"])
+def test_copies_below_a_sink_are_files_as_any_others(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    extra: str,
+    at: Any,
+    folder: str,
+    tmp_path: Path,
+) -> None:
+    """In a folder in which the sink has no parts: alone, and beside others, by the folder, a pattern or their names."""
+    run(source, root)
+    shutil.copytree(root, f"{root}/{folder}", ignore=shutil.ignore_patterns("_*", "kept", "night=1"))
+    uri, other = f"{at(root)}/{folder}", at(extra)
+    assert scored(tmp_path / "alone", uri)[0] == list(range(30))
+    for n, form in enumerate(("", "/*.parquet", "/part-0000000.g1.parquet")):
+        ids, report = scored(tmp_path / f"beside{n}", uri + form, other)
+        assert ids == [*range(10 if "0000000" in form else 30), *EXTRA] and report.notes == ()
+
+
+def test_copies_that_are_read_with_their_sink_are_told(source: str, root: str, at: Any, tmp_path: Path) -> None:  # noqa: F811
+    """Rows come twice, as the source says, but not without a word."""
+    run(source, root)
+    shutil.copytree(root, f"{root}/kept", ignore=shutil.ignore_patterns("_*", "kept"))
+    ids, report = scored(tmp_path / "out", at(root))
+    assert ids == sorted([*range(30)] * 2)
+    (note,) = report.notes
+    assert "below this sink" in note and note.endswith("kept/part-0000000.g1.parquet and 2 more")
+
+
+def test_a_part_of_another_result_that_is_named_is_refused(source: str, root: str, at: Any, tmp_path: Path) -> None:  # noqa: F811
+    """Also beside the sink itself; and so is a pattern that finds nothing else."""
+    run(source, root)
+    run(source, root, restart=True, harm=BEFORE_PUBLISHING)
+    name = at(root)
+    for uris in ([f"{name}/part-0000000.g2.parquet", name], [f"{name}/part-*.g2.*"]):
+        with pytest.raises(
+            gm.BadSource, match=r"has the name of a part of the sink .*/out, which has not published it"
+        ):
+            scored(tmp_path / "no", *uris)
+
+
+def test_what_is_left_out_is_told_but_for_a_run_that_goes_on(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    extra: str,
+    at: Any,
+    tmp_path: Path,
+) -> None:
+    """A sink without a result beside another source; a file with the name of a part that the result lacks."""
+    run(source, root, harm=BEFORE_PUBLISHING)
+    ids, report = scored(tmp_path / "one", at(root), at(extra))
+    assert ids == EXTRA and [n for n in report.notes if "published nothing yet, and is not read" in n]
+    run(source, root)
+    shutil.copy(f"{root}/part-0000000.g1.parquet", f"{root}/part-0000007.g1.parquet")
+    ids, report = scored(tmp_path / "two", at(root))
+    assert ids == list(range(30))
+    (note,) = report.notes
+    assert note.endswith("part-0000007.g1.parquet") and "not of its result are not read" in note
+
+
+def test_folders_named_by_other_columns_are_not_the_sinks(
+    at: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a restart by another column that was stopped while it published the files are its own, of a third one not."""
+    rows = pa.table({"id": range(4), "k": ["1", "2", "1", "2"], "m": ["a", "a", "b", "b"]})
+    one = str(tmp_path / "one")
+
+    def by(column: str, **verbs: Any) -> None:
+        gm.Job(rows, same, gm.sink(one, keep=["id", "k", "m"], partition_by=[column]), workers=0).run(**verbs)
+
+    by("k")
+    for folder in ("old=1", "k=1/old=1"):
+        os.makedirs(f"{one}/{folder}")
+        shutil.copy(f"{one}/k=1/part-0000000.g1.parquet", f"{one}/{folder}/part-0000000.g1.parquet")
+    monkeypatch.setattr(publishing.publish, "publish", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        by("m", restart=True)
+    monkeypatch.undo()
+    assert os.path.exists(f"{one}/m=a/part-0000000.g2.parquet")
+    where = at(one)
+    assert scored(tmp_path / "all", f"{where}/[km]=*/part*")[0] == [0, 1, 2, 3]
+    assert scored(tmp_path / "two", f"{where}/old=1")[0] == [0, 2]
+    assert scored(tmp_path / "three", f"{where}/k=1/old=1")[0] == [0, 2]
+
+
+def test_a_sink_in_an_archive(source: str, root: str, tmp_path: Path) -> None:  # noqa: F811
+    """A backup that was made while a restart published is read as what was published."""
+    run(source, root)
+    run(source, root, restart=True, harm=BEFORE_PUBLISHING)
+    archive = shutil.make_archive(str(tmp_path / "backup"), "zip", os.path.dirname(root), os.path.basename(root))
+    assert scored(tmp_path / "all", f"zip://out::file://{archive}")[0] == list(range(30))
+    with pytest.raises(gm.BadSource, match=r"zip://out/part-0000000.g2.parquet::.*which has not published it"):
+        scored(tmp_path / "no", f"zip://out/part-0000000.g2.parquet::file://{archive}")
