@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,11 @@ import pytest
 
 import gristmill as gm
 from gristmill.errors import BadSource, RunFailed
-from gristmill.sources import patience
+from gristmill.job.job import Source
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources import listing, patience
+from gristmill.sources.listing import settled
+from gristmill.sources.paths import changed, resolve
 from s3server import KEY, SECRET, S3Server, Troubled
 
 ROWS = 20_000
@@ -52,28 +59,83 @@ def job(server: S3Server, proxy: Troubled, name: str, sink: Any, workers: int = 
     return gm.Job(source, double, gm.sink(str(sink), keep=["id"]), shard_rows=2500, workers=workers)
 
 
-def test_written_again_within_a_second(server: S3Server, tmp_path: Any) -> None:
-    """An object as long as before, written in the second in which the plan listed it: its time does not tell it."""
-    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=server.address, scheme="http")
+def put(address: str, name: str, text: str, rows: int = 100) -> int:
+    """An object that is as long with any text of that length, and the time of writing that the store tells."""
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=address, scheme="http")
+    with fs.open_output_stream(f"box/{name}/a.csv", compression=None) as out:
+        out.write(b"id,w\n" + "".join(f"{10_000 + i},{text}\n" for i in range(rows)).encode())
+    return int(fs.get_file_info(f"box/{name}/a.csv").mtime_ns)
 
-    def put(name: str, text: str) -> int:
-        with fs.open_output_stream(f"box/{name}/a.csv", compression=None) as out:
-            out.write(b"id,w\n" + "".join(f"{1000 + i},{text}\n" for i in range(100)).encode())
-        return int(fs.get_file_info(f"box/{name}/a.csv").mtime_ns)
+
+def begin_a_second() -> None:
+    """Until the clock is at the beginning of one."""
+    time.sleep(1.02 - time.time() % 1)
+
+
+def test_written_again_within_a_second(server: S3Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object as long as before, written in the second in which the plan listed it, and while the plan waited for
+    that to be over, too: its time does not tell it.
+    """
+    firsts: list[int] = []
+
+    def written_meanwhile(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
+        def once_more() -> list[SourceFile]:
+            begin_a_second()
+            firsts.append(put(server.address, name, "old"))
+            return again()
+
+        return settled(found, once_more)
 
     for attempt in range(20):
         name = f"twice{attempt}"
-        time.sleep(1.02 - time.time() % 1)
-        first = put(name, "old")
+        put(server.address, name, "old")
         source = gm.source(f"s3://box/{name}/", storage=server.storage())
         made = gm.Job(source, double, gm.sink(str(tmp_path / name), keep=["w"]), workers=0, update={"key": ["id"]})
-        made.run()
-        if put(name, "new") == first:
+        with monkeypatch.context() as patched:
+            patched.setattr(listing, "settled", written_meanwhile)
+            made.run()
+        if put(server.address, name, "new") == firsts[-1]:
             break
     else:
         pytest.fail("not once within a second")
     assert made.run().updated["scored"] == 100
     assert set(gm.read(str(tmp_path / name)).to_table()["w"].to_pylist()) == {"new"}
+
+
+def rewriting(batch: dict[str, Any]) -> dict[str, Any]:
+    """A model beside which somebody writes the source, once it has seen many rows."""
+    if int(batch["id"].max()) > 10_900 and batch["w"][0] == "old" * 70:
+        put(os.environ["WRITE_TO"], "inrun", "new" * 70, 2000)
+    return double(batch)
+
+
+def test_written_again_while_it_is_read(server: S3Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written, planned, and written again as rows are scored: these are not of one second, as the plan waits for the
+    first to be over. Else rows of both are published.
+    """
+    monkeypatch.setenv("WRITE_TO", server.address)
+    begin_a_second()
+    put(server.address, "inrun", "old" * 70, 2000)
+    source = gm.source("s3://box/inrun/", storage=server.storage())
+    sink = gm.sink(str(tmp_path / "out"), keep=["w"])
+    made = gm.Job(source, rewriting, sink, workers=0, shard_rows=400, batch_rows=100, update={"key": ["id"]})
+    with contextlib.suppress(RunFailed):
+        assert len(set(made.run().read().to_table()["w"].to_pylist())) == 1  # all had been read before
+    assert set(made.run().read().to_table()["w"].to_pylist()) == {"new" * 70}
+
+
+def test_milliseconds_that_only_listings_tell(server: S3Server, tmp_path: Any) -> None:
+    """As those of MinIO and R2: the object is the one that was listed, for streams, too, which read nothing twice."""
+    proxy = Troubled(server.address, told=lambda data: re.sub(rb"(<LastModified>[^<.Z]*)(\.\d+)?Z", rb"\1.123Z", data))
+    try:
+        source = gm.source("s3://box/src/", storage=server.storage(proxy.address))
+        fs, files = resolve(Source(("s3://box/src/",), storage=server.storage(proxy.address)))
+        assert files[0].stamp[10:] == "123000000"
+        assert changed(fs, files[0]) is None
+        made = gm.Job(source, double, workers=0, shard_rows=2500)
+        assert sum(table.num_rows for table in made.stream()) == ROWS
+    finally:
+        proxy.close()
 
 
 @pytest.mark.long

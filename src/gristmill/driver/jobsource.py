@@ -34,18 +34,28 @@ if TYPE_CHECKING:
 def listed(
     source: Source, planned: frozenset[str], apart: Apart | None
 ) -> tuple[Any, list[SourceFile], dict[str, Kinds], list[str]]:
-    """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile), the types by
-    path of columns in a sink's folder names, and notes on files with two names, which go by those that are `planned`.
+    """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile, or for files
+    so new that their times do not tell yet), the types by path of columns in a sink's folder names, and notes on files
+    with two names, which go by those that are `planned`.
     Raises BadJob if the job's sink is found among them.
     """
     from gristmill.sources import openreaders, paths
+    from gristmill.sources.listing import settled
 
     openreaders.close_all()
     revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
+    fs: Any = None
     before = None
+    doubled: list[str] = []
+
+    def look() -> list[SourceFile]:
+        nonlocal fs
+        doubled.clear()
+        fs, found = paths.resolve(revealed, doubled.append, planned, None if apart is None else apart.met)
+        return found
+
     while True:
-        doubled: list[str] = []
-        fs, listed = paths.resolve(revealed, doubled.append, planned, None if apart is None else apart.met)
+        listed = settled(look(), look)
         alone, stored, sinks = published_alone(listed)
         if not sinks or sinks == before:
             break
