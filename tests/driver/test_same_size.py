@@ -10,15 +10,18 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gristmill as gm
-from gristmill.driver import jobsource
-from gristmill.job.job import Source
+from gristmill.driver import planning
+from gristmill.driver.sourcecheck import looked_again
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources import listing
+from gristmill.sources.listing import settled
 from gristmill.sources.paths import changed
 
 
@@ -196,9 +199,9 @@ class Web:
         self.url = f"http://127.0.0.1:{self._server.server_port}/a.csv"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
-    def put(self, lines: Sequence[str]) -> None:
-        """Write the file."""
-        self.content, self.when = "".join(lines).encode(), time.time()
+    def put(self, lines: Sequence[str], when: float | None = None) -> None:
+        """Write the file, now or at another time by the server's clock."""
+        self.content, self.when = "".join(lines).encode(), time.time() if when is None else when
 
     def close(self) -> None:
         self._server.shutdown()
@@ -217,14 +220,43 @@ def web(request: pytest.FixtureRequest) -> Iterator[Web]:
 @pytest.mark.parametrize("web", [True], indirect=True)
 def test_a_file_of_a_web_server_that_is_written_again_at_once(web: Web) -> None:
     """It tells whole seconds: a plan waits until that of the file is over, so that what is written then has another
-    time. Rows of two contents were published.
+    time; and so does who looks again at a file that was touched. Rows of two contents were published.
     """
     time.sleep(1.02 - time.time() % 1)
     web.put(lines_of(10))
-    fs, files, _, _ = jobsource.listed(Source((web.url,)), frozenset(), None)
-    assert changed(fs, files[0]) is None
-    web.put(lines_of(10)[::-1])
-    assert "GMT when planned" in str(changed(fs, files[0]))
+    r = planning.resolve(gm.Job(web.url, stopping).spec)
+    assert changed(r.fs, r.files[0].file) is None
+    web.put(lines_of(10))
+    assert "GMT when planned" in str(changed(r.fs, r.files[0].file))
+    again = looked_again(r)
+    web.put(lines_of(10))
+    assert "GMT when planned" in str(changed(r.fs, again.files[0].file))
+
+
+@pytest.mark.parametrize("web", [True], indirect=True)
+def test_a_file_that_is_written_again_and_again(web: Web, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the plan waited, too, and then in the second that it listed at last: its time does not tell it, and what
+    was read of it is read again.
+    """
+    old, new = ([line.replace("x", k) for line in lines_of(100)] for k in "ab")
+    later = time.time() + 1000  # by the server's clock
+
+    def written_meanwhile(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
+        def once_more() -> list[SourceFile]:
+            web.put(old, later)
+            return again()
+
+        return settled(found, once_more)
+
+    web.put(old)
+    sink = gm.sink(str(place / "out"), keep=["w"])
+    job = gm.Job(web.url, stopping, sink, workers=0, update={"key": ["id"]})
+    with monkeypatch.context() as patched:
+        patched.setattr(listing, "settled", written_meanwhile)
+        job.run()
+    web.put(new, later)
+    assert job.run().updated["scored"] == 100
+    assert set(gm.read(str(place / "out")).to_table()["w"].to_pylist()) == {"b" * 40}
 
 
 @pytest.mark.parametrize("web", [False], indirect=True)

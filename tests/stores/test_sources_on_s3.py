@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,7 @@ import pytest
 import gristmill as gm
 from gristmill.errors import BadSource, RunFailed
 from gristmill.job.job import Source
-from gristmill.shards.sourcefiles import SourceFile
-from gristmill.sources import listing, patience
-from gristmill.sources.listing import settled
+from gristmill.sources import patience
 from gristmill.sources.paths import changed, resolve
 from s3server import KEY, SECRET, S3Server, Troubled
 
@@ -59,53 +57,17 @@ def job(server: S3Server, proxy: Troubled, name: str, sink: Any, workers: int = 
     return gm.Job(source, double, gm.sink(str(sink), keep=["id"]), shard_rows=2500, workers=workers)
 
 
-def put(address: str, name: str, text: str, rows: int = 100) -> int:
-    """An object that is as long with any text of that length, and the time of writing that the store tells."""
+def put(address: str, text: str) -> None:
+    """An object that is as long with any text of that length."""
     fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=address, scheme="http")
-    with fs.open_output_stream(f"box/{name}/a.csv", compression=None) as out:
-        out.write(b"id,w\n" + "".join(f"{10_000 + i},{text}\n" for i in range(rows)).encode())
-    return int(fs.get_file_info(f"box/{name}/a.csv").mtime_ns)
-
-
-def begin_a_second() -> None:
-    """Until the clock is at the beginning of one."""
-    time.sleep(1.02 - time.time() % 1)
-
-
-def test_written_again_within_a_second(server: S3Server, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An object as long as before, written in the second in which the plan listed it, and while the plan waited for
-    that to be over, too: its time does not tell it.
-    """
-    firsts: list[int] = []
-
-    def written_meanwhile(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
-        def once_more() -> list[SourceFile]:
-            begin_a_second()
-            firsts.append(put(server.address, name, "old"))
-            return again()
-
-        return settled(found, once_more)
-
-    for attempt in range(20):
-        name = f"twice{attempt}"
-        put(server.address, name, "old")
-        source = gm.source(f"s3://box/{name}/", storage=server.storage())
-        made = gm.Job(source, double, gm.sink(str(tmp_path / name), keep=["w"]), workers=0, update={"key": ["id"]})
-        with monkeypatch.context() as patched:
-            patched.setattr(listing, "settled", written_meanwhile)
-            made.run()
-        if put(server.address, name, "new") == firsts[-1]:
-            break
-    else:
-        pytest.fail("not once within a second")
-    assert made.run().updated["scored"] == 100
-    assert set(gm.read(str(tmp_path / name)).to_table()["w"].to_pylist()) == {"new"}
+    with fs.open_output_stream("box/inrun/a.csv", compression=None) as out:
+        out.write(b"id,w\n" + "".join(f"{10_000 + i},{text}\n" for i in range(2000)).encode())
 
 
 def rewriting(batch: dict[str, Any]) -> dict[str, Any]:
     """A model beside which somebody writes the source, once it has seen many rows."""
     if int(batch["id"].max()) > 10_900 and batch["w"][0] == "old" * 70:
-        put(os.environ["WRITE_TO"], "inrun", "new" * 70, 2000)
+        put(os.environ["WRITE_TO"], "new" * 70)
     return double(batch)
 
 
@@ -114,8 +76,8 @@ def test_written_again_while_it_is_read(server: S3Server, tmp_path: Any, monkeyp
     first to be over. Else rows of both are published.
     """
     monkeypatch.setenv("WRITE_TO", server.address)
-    begin_a_second()
-    put(server.address, "inrun", "old" * 70, 2000)
+    time.sleep(1.02 - time.time() % 1)
+    put(server.address, "old" * 70)
     source = gm.source("s3://box/inrun/", storage=server.storage())
     sink = gm.sink(str(tmp_path / "out"), keep=["w"])
     made = gm.Job(source, rewriting, sink, workers=0, shard_rows=400, batch_rows=100, update={"key": ["id"]})
