@@ -14,6 +14,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,12 +166,19 @@ class Forgetful:
 class Troubled:
     """A proxy in front of a server, which counts requests and answers every so manyth one of those that are `wanted`
     with an error status, late, cut off, or not at all: after the server has done what was asked ("lost") or before
-    ("silent").
+    ("silent"). What the server answers is passed on as `told`.
     """
 
     KINDS = ("503", "lost", "429", "late")
 
-    def __init__(self, address: str, every: int = 0, kinds: tuple[str, ...] = KINDS, wanted: str = "") -> None:
+    def __init__(
+        self,
+        address: str,
+        every: int = 0,
+        kinds: tuple[str, ...] = KINDS,
+        wanted: str = "",
+        told: Callable[[bytes], bytes] = bytes,
+    ) -> None:
         self.seen: Counter[str] = Counter()
         self.troubles: Counter[str] = Counter()
         self.every, self.kinds, self.wanted = every, kinds, re.compile(wanted)
@@ -215,7 +223,7 @@ class Troubled:
                     server.putheader(name, value)
                 server.endheaders(body or None)
                 answer = server.getresponse()
-                data = answer.read()
+                data = told(answer.read())
                 server.close()
                 if trouble == "cut" and self.command != "HEAD":
                     self.send_response_only(answer.status)

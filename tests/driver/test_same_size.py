@@ -4,16 +4,25 @@ believed.
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gristmill as gm
+from gristmill.driver import planning
+from gristmill.driver.sourcecheck import looked_again
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources import listing
+from gristmill.sources.listing import settled
+from gristmill.sources.paths import changed
 
 
 def stopping(batch: Any) -> dict[str, Any]:
@@ -153,3 +162,109 @@ def test_folders_whose_files_are_touched_go_on(place: Path) -> None:
         os.utime(file, (5, 5))
     report = job.run()
     assert (report.rows_ok, report.rows_dead) == (4000, 0)
+
+
+class Web:
+    """A web server with one file, `content`, of which it tells the size, and when it was written if `times`."""
+
+    def __init__(self, times: bool) -> None:
+        self.content, self.when = b"", 0.0
+        web = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                content = web.content
+                first, _, last = self.headers.get("Range", "bytes=0-").partition("=")[2].partition("-")
+                part = content[int(first) : int(last or len(content)) + 1]
+                self.send_response(206 if "Range" in self.headers else 200)
+                if "Range" in self.headers:
+                    end = int(first) + len(part) - 1
+                    self.send_header("Content-Range", f"bytes {first}-{end}/{len(content)}")
+                self.send_header("Accept-Ranges", "bytes")
+                self.send_header("Content-Length", str(len(part)))
+                if times:
+                    self.send_header("Last-Modified", self.date_time_string(int(web.when)))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(part)
+
+            do_HEAD = do_GET
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/a.csv"
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def put(self, lines: Sequence[str], when: float | None = None) -> None:
+        """Write the file, now or at another time by the server's clock."""
+        self.content, self.when = "".join(lines).encode(), time.time() if when is None else when
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def web(request: pytest.FixtureRequest) -> Iterator[Web]:
+    """A web server."""
+    pytest.importorskip("aiohttp")
+    made = Web(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("web", [True], indirect=True)
+def test_a_file_of_a_web_server_that_is_written_again_at_once(web: Web) -> None:
+    """It tells whole seconds: a plan waits until that of the file is over, so that what is written then has another
+    time; and so does who looks again at a file that was touched. Rows of two contents were published.
+    """
+    time.sleep(1.02 - time.time() % 1)
+    web.put(lines_of(10))
+    r = planning.resolve(gm.Job(web.url, stopping).spec)
+    assert changed(r.fs, r.files[0].file) is None
+    web.put(lines_of(10))
+    assert "GMT when planned" in str(changed(r.fs, r.files[0].file))
+    again = looked_again(r)
+    web.put(lines_of(10))
+    assert "GMT when planned" in str(changed(r.fs, again.files[0].file))
+
+
+@pytest.mark.parametrize("web", [True], indirect=True)
+def test_a_file_that_is_written_again_and_again(web: Web, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the plan waited, too, and then in the second that it listed at last: its time does not tell it, and what
+    was read of it is read again.
+    """
+    old, new = ([line.replace("x", k) for line in lines_of(100)] for k in "ab")
+    later = time.time() + 1000  # by the server's clock
+
+    def written_meanwhile(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
+        def once_more() -> list[SourceFile]:
+            web.put(old, later)
+            return again()
+
+        return settled(found, once_more)
+
+    web.put(old)
+    sink = gm.sink(str(place / "out"), keep=["w"])
+    job = gm.Job(web.url, stopping, sink, workers=0, update={"key": ["id"]})
+    with monkeypatch.context() as patched:
+        patched.setattr(listing, "settled", written_meanwhile)
+        job.run()
+    web.put(new, later)
+    assert job.run().updated["scored"] == 100
+    assert set(gm.read(str(place / "out")).to_table()["w"].to_pylist()) == {"b" * 40}
+
+
+@pytest.mark.parametrize("web", [False], indirect=True)
+def test_a_header_that_is_another_where_only_sizes_are_told(web: Web, tmp_path: Path) -> None:
+    """Columns of the second file were read under the names that the first had at their places."""
+    sink = gm.sink(str(tmp_path / "out"), keep=["id", "xx"])
+    job = gm.Job(web.url, lambda batch: {"y": batch["id"] * 2}, sink, workers=0)
+    for header, line in (("id,xx\n", "{},77\n"), ("xx,id\n", "77,{}\n")):
+        web.put([header, *(line.format(1000 + n) for n in range(50))])
+        rows = job.run(restart=True).read().to_table().to_pylist()
+        assert [(row["id"], row["xx"]) for row in rows] == [(1000 + n, 77) for n in range(50)]

@@ -22,8 +22,9 @@ import pytest
 import gristmill as gm
 from gristmill.errors import BadJob, BadSource, GristmillError, SourceChanged
 from gristmill.job.job import source
-from gristmill.sources import patience
-from gristmill.sources.listing import ArrowListing, Entry, FsspecListing
+from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources import listing, patience
+from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, is_young
 from gristmill.sources.paths import changed, open_input, resolve
 
 
@@ -391,7 +392,7 @@ def served(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "c.csv").write_bytes(b"a,b\n1,2\n")
     handler = functools.partial(_Quiet, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}/c.csv"
         server.shutdown()
@@ -408,3 +409,44 @@ def test_a_signed_url_opens_and_its_signature_is_shown_nowhere(served: str) -> N
     with pytest.raises(BadSource) as caught:
         resolve(source(f"{served}x?X-Amz-Signature=hush"))
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("etag", "age", "young"),
+    [("", 0, True), ('"6929fb5b-8"', 0, True), ('W/"1a2b"', 0, True), ("", 5, False), ('"6929fb5b-8"', 5, False),
+     (f'"{"0a" * 16}"', 0, False), (f'"{"0a" * 16}-3"', 0, False), ('"0x8DCAB12345678EF"', 0, False)],
+)  # fmt: skip
+def test_what_a_web_server_tells_of_a_file_that_was_just_written(
+    etag: str, age: int, young: bool, served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither a time in whole seconds nor an ETag made of it tells that it is written again within the second."""
+    pytest.importorskip("aiohttp")
+
+    def tagged(self: _Quiet) -> None:
+        self.send_header("ETag", etag)
+        http.server.SimpleHTTPRequestHandler.end_headers(self)
+
+    monkeypatch.setattr(_Quiet, "end_headers", tagged)
+    os.utime(tmp_path / "c.csv", (0, time.time() - age))
+    assert is_young(resolve(source(served))[1][0].touched) == young
+
+
+def test_files_are_settled_that_are_the_same_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a store's clock that is ahead; not those that were written meanwhile, which are waited for once."""
+    monkeypatch.setattr(listing, "_SECOND", 0.01)
+    young = listing._young(int(time.time()) + 1000)
+    before = [SourceFile("a", 1, "s", young), SourceFile("b", 1, "s", young), SourceFile("c", 1, "s", "inode")]
+    now = [before[0], SourceFile("b", 1, "t", young), before[2], SourceFile("d", 1, "t", young)]
+    assert [f.touched for f in listing.settled(before, lambda: now)] == ["", young, "inode", young]
+    assert listing.settled(before[2:], list) == before[2:]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [("1790000000123000000", "1790000000000000000", True), ("1790000001123000000", "1790000000000000000", False),
+     ("1790000000.000000", "1790000000.123456", True), ("1790000000.120000", "1790000000.123456", False),
+     ("1790000000123456", "1790000000000000", False), ("abc", "abc", True), ("abc", "abd", False)],
+)  # fmt: skip
+def test_times_that_agree_in_seconds_where_one_tells_no_more(one: str, other: str, same: bool) -> None:
+    """In nanoseconds or seconds; a version that is a number is no time."""
+    assert listing.same_time(one, other) == listing.same_time(other, one) == same

@@ -35,21 +35,31 @@ if TYPE_CHECKING:
 def listed(
     source: Source, planned: frozenset[str], apart: Apart | None
 ) -> tuple[Any, list[SourceFile], Mapping[str, Kinds], list[str]]:
-    """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile), the types by
-    path of columns in a sink's folder names, and notes on files with two names, which go by those that are `planned`,
-    and on files of sinks that are left out. Raises BadJob if the job's sink is found among them.
+    """The files of a source (of one result, if it is a sink; listed again if one was published meanwhile, or for files
+    so new that their times do not tell yet), the types by path of columns in a sink's folder names, and notes on files
+    with two names, which go by those that are `planned`, and on files of sinks that are left out. Raises BadJob if the
+    job's sink is found among them.
     """
     from gristmill.sources import openreaders, paths
     from gristmill.sources.formats import is_whole
+    from gristmill.sources.listing import settled
 
     openreaders.close_all()
     revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
+    fs: Any = None
     before = None
-    while True:
-        doubled: list[str] = []
+    doubled: list[str] = []
+
+    def look() -> list[SourceFile]:
+        nonlocal fs
+        doubled.clear()
         met = None if apart is None else apart.met
-        fs, listed = paths.resolve(revealed, doubled.append, planned, met, partial(is_whole, source))
-        found = published_alone(fs, listed)
+        fs, files = paths.resolve(revealed, doubled.append, planned, met, partial(is_whole, source))
+        return files
+
+    while True:
+        files = settled(look(), look)
+        found = published_alone(fs, files)
         if not found.sinks or found.sinks == before:
             break
         before = found.sinks

@@ -44,6 +44,7 @@ from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources import openreaders, paths
 from gristmill.sources.formats import format_options, source_format
 from gristmill.sources.formats import reading as reading_of
+from gristmill.sources.listing import settled
 from gristmill.values import dataclass
 from gristmill.worker import pieces
 from gristmill.worker.recipe import Reader
@@ -225,8 +226,11 @@ def looked_again(r: Resolved) -> Resolved:
     if one is gone.
     """
     options, files = format_options(r.job.source), []
-    for info in r.files:
-        now = paths.look(r.fs, info.file)
+
+    def look() -> list[SourceFile]:
+        return [paths.look(r.fs, info.file) for info in r.files]
+
+    for info, now in zip(r.files, settled(look(), look), strict=True):
         same = _seen(now) == _seen(info.file)
         files.append(info if same else r.source_format.inspect(now, r.fs, options))
     inputs = {f.file.path: digests.input_digest(f) for f in files}

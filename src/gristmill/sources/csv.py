@@ -15,6 +15,7 @@ import numpy as np
 from gristmill.errors import BadSource, nearest
 from gristmill.job.formatoptions import known
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
+from gristmill.sources import openreaders
 from gristmill.sources.blocks import blanked, not_utf8
 from gristmill.sources.contract import Block, Reading
 from gristmill.sources.csvrecords import Dialect
@@ -127,7 +128,8 @@ def _nulls(options: Mapping[str, Any]) -> tuple[str, ...] | None:
     return None if given is None else (given,) if isinstance(given, str) else tuple(str(n) for n in given)
 
 
-_layouts: dict[Any, Layout] = {}  # a header is at the start, and compressed files are read forwards only
+# A header is at the start, and compressed files are read forwards only.
+_layouts: dict[Any, Layout] = openreaders.forgotten({})
 
 
 def _layout_of(file: SourceFile, stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Layout:
@@ -140,11 +142,12 @@ def _layout_of(file: SourceFile, stream: Stream, dialect: Dialect, options: Mapp
         str(options.get("header")),
         str(options.get("names")),
     )
-    if key not in _layouts:
+    found = _layouts.get(key)
+    if found is None:
         if len(_layouts) >= 256:
             _layouts.clear()
-        _layouts[key] = _layout(stream, dialect, options)
-    return _layouts[key]
+        found = _layouts[key] = _layout(stream, dialect, options)
+    return found
 
 
 def _layout(stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Layout:

@@ -4,15 +4,19 @@ fsspec's. Paths are the file system's own.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import re
 import stat as modes
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, Protocol
 
 from gristmill.errors import BadSource
+from gristmill.shards.sourcefiles import SourceFile
 from gristmill.values import dataclass
 
 Names = Callable[[str], bool]
@@ -143,21 +147,50 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
     return Entry(name, False, found.st_size, str(found.st_mtime_ns), touched, inode, found.st_nlink)
 
 
-_GRAIN = 2.0  # seconds: times of some stores are in whole ones, and rounded
+_GRAIN = 2.0  # seconds for which a time may yet be that of another writing: one, and as much for clocks that differ
 _YOUNG = "young:"
+_SECOND = 1.05  # a little more than what times are told in: a file that is the same so long after has had its second
 
 
 def _young(written: float) -> str:
     """What a time of writing is as an Entry's `touched`: if so short ago that the file may be written once more within
-    the same second, as stores tell it, nothing that another listing has. Clocks of stores are taken to be right.
+    the same second, as stores tell it, nothing that another listing has.
     """
+    now, until = time.time(), written + _GRAIN
     whole = written % 1 == 0  # a time with a fraction tells two writings apart
-    return f"{_YOUNG}{time.time_ns()}" if whole and time.time() - written < _GRAIN else ""
+    return f"{_YOUNG}{until:.3f}:{time.time_ns()}" if whole and now < until else ""
 
 
 def is_young(touched: str) -> bool:
     """Whether an Entry says that its file was written just before it was listed."""
     return touched.startswith(_YOUNG)
+
+
+def settled(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
+    """Files as they were `found`; if some are young, as found once more `again` a moment later: whatever clocks say,
+    what comes after that has another time. Those written meanwhile are still young.
+    """
+    ends = [float(f.touched.split(":")[1]) for f in found if is_young(f.touched)]
+    if not ends:
+        return found
+    time.sleep(min(_SECOND, max(0.0, max(ends) - time.time())))
+    known = {(f.path, f.size, f.stamp) for f in found}
+    now = again()
+    return [replace(f, touched="") if is_young(f.touched) and (f.path, f.size, f.stamp) in known else f for f in now]
+
+
+def same_time(one: str, other: str) -> bool:
+    """Whether two stamps are equal, or times of which one is in whole seconds, and the other in the same second: some
+    stores list milliseconds and tell seconds of a single file.
+    """
+    for coarse, fine in ((one, other), (other, one)):
+        whole = _WHOLE.fullmatch(coarse)
+        if whole and fine.startswith(whole[1]) and len(fine) == len(coarse):
+            return True
+    return one == other
+
+
+_WHOLE = re.compile(r"(\d{10}(?:\.|(?=0{9}$)))0+")  # seconds; or nanoseconds, as of pyarrow
 
 
 @dataclass(frozen=True)
@@ -208,7 +241,8 @@ class ArrowListing:
             return Entry(info.base_name, True)
         if info.mtime_ns is None:
             return Entry(info.base_name, False, info.size, "")
-        return Entry(info.base_name, False, info.size, str(info.mtime_ns), _young(info.mtime_ns / 1e9))
+        # Whole seconds, as they may be all that tells of this file alone.
+        return Entry(info.base_name, False, info.size, str(info.mtime_ns), _young(info.mtime_ns // 10**9))
 
 
 # Keys under which fsspec's file systems report what changes with the content, the most reliable first.
@@ -265,13 +299,30 @@ class FsspecListing:
         if info.get("type") == "directory":
             return Entry(name, True)
         lower = {str(k).lower(): v for k, v in info.items()}
-        stamp = next((_plain(lower[k]) for k in _STAMPS if lower.get(k)), "")
-        when = None if stamp else next((lower[k] for k in _TIMES if lower.get(k)), None)
-        if when is None:
-            return Entry(name, False, int(info.get("size") or 0), stamp)
-        seconds = when.timestamp() if hasattr(when, "timestamp") else when
-        young = _young(seconds) if isinstance(seconds, (int, float)) else ""
-        return Entry(name, False, int(info.get("size") or 0), _plain(when), young)
+        key = next((k for k in _STAMPS if lower.get(k)), "")
+        when = next((lower[k] for k in _TIMES if lower.get(k)), None)
+        stamp = _plain(lower[key]) if key else "" if when is None else _plain(when)
+        certain = key and (key != "etag" or _DIGEST.fullmatch(stamp))
+        seconds = None if certain else _seconds(when)
+        return Entry(name, False, int(info.get("size") or 0), stamp, "" if seconds is None else _young(seconds))
+
+
+# ETags that another content does not have: MD5 (also of parts), SHA, and Azure's, which count. Those of web servers are
+# made of a time, often in whole seconds, and the size, or are weak, which means as much.
+_DIGEST = re.compile(r"[0-9a-f]{32,}(-[0-9]+)?|0x[0-9a-f]{15,}", re.IGNORECASE)
+
+
+def _seconds(when: Any) -> float | None:
+    """A time of writing, as a date, as seconds or as text, in seconds; None if it is not known."""
+    if isinstance(when, str):
+        from email.utils import parsedate_to_datetime
+
+        for read in (parsedate_to_datetime, datetime.fromisoformat):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                return read(when.replace("Z", "+00:00")).timestamp()
+    if hasattr(when, "timestamp"):
+        when = when.timestamp()
+    return when if isinstance(when, (int, float)) else None
 
 
 _MISSING = (400, 404, 410)  # statuses of a web server for an address at which there is nothing

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
-__all__ = ["Waiting", "close_all"]
+__all__ = ["Waiting", "close_all", "forgotten"]
 
 
 class _Closes(Protocol):
@@ -16,6 +16,8 @@ class _Closes(Protocol):
 
 
 T = TypeVar("T", bound=_Closes)
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class Waiting(Generic[T]):
@@ -60,12 +62,20 @@ class Waiting(Generic[T]):
             old.close()
 
 
+def forgotten(found: dict[K, V]) -> dict[K, V]:
+    """What was found in files, kept until readers are closed."""
+    _found.append(found)
+    return found
+
+
 def close_all() -> None:
-    """Close the kept readers, so that files are opened anew: one whose listing shows nothing but its size may have been
-    replaced.
+    """Close the kept readers, and forget what was found in files, so that they are opened anew: one whose listing shows
+    nothing but its size may have been replaced.
     """
     for waiting in _all:
         waiting.clear()
+    for found in _found:
+        found.clear()
 
 
 def _leave_all() -> None:
@@ -74,6 +84,7 @@ def _leave_all() -> None:
 
 
 _all: list[Waiting[Any]] = []
+_found: list[dict[Any, Any]] = []
 _left: list[Any] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all)

@@ -30,6 +30,7 @@ from gristmill.sources.listing import (
     Met,
     NamedListing,
     is_young,
+    same_time,
 )
 from gristmill.sources.patience import Patient, StoreAway, connected
 from gristmill.values import dataclass
@@ -256,7 +257,8 @@ def look(fs: Storage, file: SourceFile) -> SourceFile:
     now = mount.listing.look(mount.inner(file.path))
     if now is None:
         raise SourceChanged(f"{file.path}: gone since it was listed")
-    return replace(file, size=now.size, stamp=now.stamp, touched=now.touched)
+    stamp = file.stamp if mount.prefix and same_time(now.stamp, file.stamp) else now.stamp
+    return replace(file, size=now.size, stamp=stamp, touched=now.touched)
 
 
 def changed(fs: Storage, file: SourceFile) -> str | None:
