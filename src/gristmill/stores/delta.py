@@ -150,10 +150,8 @@ class Table:
             if table is None:
                 return None
             (marks, lost), new = self._marks(table), table.transaction_version(APP) is None
-            version = f"{table.metadata().id} {table.version()}"
-            return Snapshot(
-                _schema(table), marks, lambda s: table.transaction_version(s) or 0, table, version, new, lost
-            )
+            version, times = f"{table.metadata().id} {table.version()}", table.transaction_version
+            return Snapshot(_schema(table), marks, lambda s: times(s) or 0, table, version, new, lost)
 
     def _marks(self, table: Any) -> tuple[tuple[Mark, ...], str]:
         """The marks, or why they are lost, looked for once a version."""

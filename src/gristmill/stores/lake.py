@@ -135,7 +135,7 @@ class Format(Protocol):
         ...
 
     def paths(self, now: Snapshot) -> Iterator[str]:
-        """The data files of a version that are in `folder`, by their paths there; asked only if `names`."""
+        """The data files of a version that are in `folder`, by their paths there; none without `names`."""
         ...
 
 
@@ -383,13 +383,9 @@ class Lake:
         """Those of some staging places that are no table's own, also not one's that has later versions without them.
         What this table tells of its own is noted, as it may forget that.
         """
-        own = set()
-        for place in places if now is not None else ():
-            stage, _, number = place.rpartition("_")
-            if number.isdigit() and now.committed(stage) >= int(number):
-                own.add(place)
+        own = set() if now is None else {place for place in places if _tells(now, place)}
         left = {place for place in places - own if notes.removable(place, _version(now))}
-        if left and now is not None and self._form.names:
+        if left and now is not None:
             own |= left & {path.partition(self._form.joint)[0] for path in self._form.paths(now)}
         for place in own.difference(notes.of("")):
             notes.keep(place)
@@ -420,6 +416,12 @@ def settled(path: str) -> None:
 def _times(now: Snapshot | None, load: Load) -> int:
     """How often the staging place of a load was committed, as far as the table tells."""
     return 0 if now is None else now.committed(load.stage)
+
+
+def _tells(now: Snapshot, place: str) -> bool:
+    """Whether a table tells that a staging place was committed."""
+    stage, _, number = place.rpartition("_")
+    return number.isdigit() and now.committed(stage) >= int(number)
 
 
 def _version(now: Snapshot | None) -> str:

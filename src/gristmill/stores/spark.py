@@ -330,6 +330,9 @@ class Table:
         with self.catalog.said():
             return int(self.catalog.rows().count())
 
+    def paths(self, now: Snapshot) -> Iterator[str]:
+        return iter(())
+
     # ------------------------------------------------ committing
 
     def commit(
@@ -416,16 +419,12 @@ class Table:
         table, which was renamed.
         """
         location = _location(self.catalog.about())
-        said = _said_in(location)
         if location is None or os.path.dirname(location) != self._home:
             return
-        for name in LOCAL.names(self._home):
-            if not _RESULT.fullmatch(name) or (path := os.path.join(self._home, name)) in (
-                location,
-                said.get("before"),
-            ):
-                continue
-            if name.endswith(".tmp") or _said_in(path).get("table") == said.get("table"):
+        said = _said_in(location)
+        for path in (os.path.join(self._home, name) for name in LOCAL.names(self._home) if _RESULT.fullmatch(name)):
+            ours = path.endswith(".tmp") or _said_in(path).get("table") == said.get("table")
+            if ours and path not in (location, said.get("before")):
                 LOCAL.remove_folder(path)
 
 
