@@ -352,6 +352,15 @@ class Housed(Protocol):
         ...
 
 
+class Aimed(Protocol):
+    """A StoreKind whose address names the table otherwise than by `#name`."""
+
+    @staticmethod
+    def target(place: Place) -> str:
+        """The table, as those in one place are told apart: see `Load.target`."""
+        ...
+
+
 def refuse_ours(place: Place, name: str, ours: str = STAGED) -> None:
     """Raises BadJob for a name that is one of a staging place, or one to which the expression `ours` leads: what is
     kept there of other targets would be taken for rows of this one.

@@ -85,7 +85,9 @@ def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
         index=_digest(delivery.index),
     )
     said = {name: getattr(delivery, name) for name in ("mode", "key", "index", "evolve", "delete")}
-    return Load(delivery.place.name, mark, schema, **said)
+    kind = STORES.get(delivery.place.store)
+    target = kind.target(delivery.place) if hasattr(kind, "target") else delivery.place.name
+    return Load(target, mark, schema, **said)
 
 
 def _digest(index: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import pyarrow as pa
 
@@ -55,6 +56,7 @@ from gristmill.stores.lake import (
     write_parquet,
 )
 from gristmill.stores.lookup import asked, keyed, matching, restored
+from gristmill.stores.named import NOTES
 from gristmill.stores.refused import without_far
 from gristmill.stores.sql import quoted
 
@@ -123,7 +125,7 @@ def _names(path: str) -> list[str]:
 
 
 def _ours(name: str) -> bool:
-    return name == OURS or name.startswith("gm_")
+    return name in (OURS, NOTES) or name.startswith("gm_")
 
 
 class Table:
@@ -133,6 +135,7 @@ class Table:
     suffix = ".parquet"
     joins = True
     joint = "/"
+    names = True
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -147,7 +150,8 @@ class Table:
             if table is None:
                 return None
             (marks, lost), new = self._marks(table), table.transaction_version(APP) is None
-            return Snapshot(_schema(table), marks, lambda s: table.transaction_version(s) or 0, table, new, lost)
+            version, times = f"{table.metadata().id} {table.version()}", table.transaction_version
+            return Snapshot(_schema(table), marks, lambda s: times(s) or 0, table, version, new, lost)
 
     def _marks(self, table: Any) -> tuple[tuple[Mark, ...], str]:
         """The marks, or why they are lost, looked for once a version."""
@@ -212,6 +216,10 @@ class Table:
         now = self.now()
         with _said(self._place):
             return 0 if now is None else _count(now.table)
+
+    def paths(self, now: Snapshot) -> Iterator[str]:
+        with _said(self._place):
+            return map(unquote, about_files(now.table).column("path").to_pylist())
 
     # ------------------------------------------------ committing
 

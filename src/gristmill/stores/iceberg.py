@@ -82,6 +82,11 @@ class Iceberg:
             return None
 
     @staticmethod
+    def target(place: Place) -> str:
+        """See Aimed."""
+        return ".".join(named(place))
+
+    @staticmethod
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
         """Opens the newest version for each call."""
         return TableReader(place, key)
@@ -97,6 +102,7 @@ class Table:
     suffix = ".parquet"
     joins = True
     joint = "/"
+    names = True
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -114,8 +120,7 @@ class Table:
                 f"{self._place.shown}: its files are at {location}, and only tables on this machine's disks are "
                 "delivered to: deliver to Parquet files there, and add these"
             )
-        path = location.removeprefix("file:") if not location.startswith("file://") else location
-        return os.path.join(local_path(path), "data")
+        return os.path.join(_path(location), "data")
 
     def _location(self) -> str:
         """Where the table will be."""
@@ -142,7 +147,8 @@ class Table:
                 return None
             places = json.loads(table.properties.get(PLACES, "{}"))
             marks, new = self._past.marks(table), MARKS not in table.properties
-            return Snapshot(arrow_schema(table), marks, lambda s: places.get(s, 0), table, new)
+            version = f"{'.'.join(self._name)} {table.metadata_location}"
+            return Snapshot(arrow_schema(table), marks, lambda s: places.get(s, 0), table, version, new)
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
@@ -191,6 +197,11 @@ class Table:
         now = self.now()
         with said(self._place):
             return 0 if now is None else int(now.table.scan().count())
+
+    def paths(self, now: Snapshot) -> Iterator[str]:
+        with said(self._place):
+            tasks, folder = now.table.scan().plan_files(), self.folder()
+            return iter([os.path.relpath(_path(task.file.file_path), folder) for task in tasks])
 
     # ------------------------------------------------ committing
 
@@ -313,6 +324,11 @@ class Table:
                     rest.append(path)
         LOCAL.sync_folder(folder)
         return old, rest
+
+
+def _path(location: str) -> str:
+    """Where that is on this machine."""
+    return local_path(location.removeprefix("file:") if not location.startswith("file://") else location)
 
 
 def _rows_in(table: Any, tasks: Iterable[Any], shown: str, only: Any = None) -> pa.Table:

@@ -3,8 +3,8 @@ publish and drop, over what formats of lakes differ in.
 
 A part, or several small ones that come together, becomes a data file in a folder of its generation inside the table's
 own, where no reader looks, because no entry of the log names it. The entry that does so publishes all of them, and the
-mark with them: nothing is copied then. A folder whose files the log has named once is the table's from then on, and
-only what cleans that up removes it.
+mark with them: nothing is copied then. A folder whose files a log has named once is a table's from then on, and only
+what cleans that up removes it; see `Named`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 from gristmill.arrow.batches import regrouped
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.schemas import plain, wider
-from gristmill.errors import BadJob, did_you_mean
+from gristmill.errors import BadJob, GristmillError, did_you_mean
 from gristmill.files.disk import LOCAL
 from gristmill.process.pool import Pool
 from gristmill.sinks.parquet import worth_a_dictionary
@@ -39,6 +39,7 @@ from gristmill.stores.contract import (
     refuse_gone,
 )
 from gristmill.stores.gate import Gate
+from gristmill.stores.named import Named
 from gristmill.stores.packing import told
 from gristmill.values import dataclass
 
@@ -54,13 +55,15 @@ class Snapshot:
     """A table at one version: its columns, the marks of what is in it, that of the last delivery first, and how often
     the files of a staging place became its own. `table` is what the format's client calls it. `new` if nothing was
     ever delivered there, as far as the format tells; a table that was restored has been. `lost` says that its marks are
-    not to be found, and the way out: nothing is put beside rows of which none tells whose they are.
+    not to be found, and the way out: nothing is put beside rows of which none tells whose they are. `version` is what
+    no other version of this table is called, nor one of another table that shares its folder.
     """
 
     schema: pa.Schema
     marks: tuple[Mark, ...]
     committed: Callable[[str], int]
     table: Any
+    version: str
     new: bool = False
     lost: str = ""
 
@@ -85,6 +88,8 @@ class Format(Protocol):
     """What is between the name of a staging place and those of its files: a slash, or a dash where a table is flat."""
     joins: bool
     """Whether a data file may be of several parts."""
+    names: bool
+    """Whether staged files become the table's own where they are."""
 
     def now(self) -> Snapshot | None:
         """The newest version; None if there is no table."""
@@ -127,6 +132,10 @@ class Format(Protocol):
 
     def count(self) -> int:
         """Rows that readers see."""
+        ...
+
+    def paths(self, now: Snapshot) -> Iterator[str]:
+        """The data files of a version that are in `folder`, by their paths there; none without `names`."""
         ...
 
 
@@ -196,9 +205,11 @@ class Lake:
         """What the paths of this generation's files begin with, of which none has ever been committed. Files of other
         columns have others: somebody may change the table's before an interrupted delivery goes on.
         """
-        times = 0 if now is None else now.committed(load.stage)
+        folder, number = self._form.folder(), _times(now, load) + 1
+        while not Named(folder).usable(f"{load.stage}_{number}", _version(now)):
+            number += 1
         columns = hashlib.sha256(str(schema).encode()).hexdigest()[:8]
-        return os.path.join(self._form.folder(), f"{load.stage}_{times + 1}{self._form.joint}{columns}")
+        return os.path.join(folder, f"{load.stage}_{number}{self._form.joint}{columns}")
 
     def _staged(self, load: Load) -> list[Datafile]:
         """The files of this generation."""
@@ -299,11 +310,40 @@ class Lake:
                 self._sweep(staging)  # the place is about to be the table's own
                 refuse_gone(load, (file.rows for file in files), self._place.shown)
                 mark = load.mark if now is None else told(load, now.marks, updated=load.mode == "upsert")
-                if self._form.commit(now, load, schema, files, (mark, *others)):
+                if self._commit(staging, now, load, schema, files, (mark, *others)):
                     return
         raise StoreUnavailable(
             f"{self._place.shown}: others have written there {ATTEMPTS} times while this was to be committed: run again"
         )
+
+    def _commit(
+        self,
+        staging: str,
+        now: Snapshot | None,
+        load: Load,
+        schema: pa.Schema,
+        files: Sequence[Datafile],
+        marks: Sequence[Mark],
+    ) -> bool:
+        """The format's commit, of which is noted that it may name the files. What ends this process leaves the note."""
+        if not (files and self._form.names):
+            return self._form.commit(now, load, schema, files, marks)
+        folder, times = self._form.folder(), _times(now, load)
+        notes, place = Named(folder), os.path.relpath(staging, folder).partition(self._form.joint)[0]
+        notes.begin(place, _version(now))
+        done = False
+        try:
+            done = self._form.commit(now, load, schema, files, marks)
+        except Exception:
+            with contextlib.suppress(GristmillError):  # then nothing tells whether they are named
+                if _times(self._form.now(), load) == times:
+                    notes.forget(place)
+            raise
+        if done or _times(self._form.now(), load) > times:
+            notes.keep(place)
+        else:
+            notes.forget(place)
+        return done
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -317,20 +357,39 @@ class Lake:
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         folder, joint = self._form.folder(), self._form.joint
+        notes = Named(folder)
         found = [name for name in LOCAL.names(folder) if name.startswith(load.places)]
-        if not found:
+        if not (found or notes.of(load.places)):
             return
         with self._alone():
             now = self._form.now()
+            left = self._left({name.partition(joint)[0] for name in found}, now, notes)
             for name in found:
-                stage, _, number = name.partition(joint)[0].rpartition("_")
-                if now is not None and number.isdigit() and now.committed(stage) >= int(number):
-                    continue  # the table's own, also if a later version no longer has it
+                if (place := name.partition(joint)[0]) not in left:
+                    continue
                 path = os.path.join(folder, name)
-                if this or stage != load.stage:
+                if this or place.rpartition("_")[0] != load.stage:
                     (LOCAL.remove_folder if os.path.isdir(path) else LOCAL.remove)(path)
                 else:
                     self._sweep(os.path.join(path, "") if os.path.isdir(path) else path, is_left)
+            there = {name.partition(joint)[0] for name in LOCAL.names(folder)}
+            for place in notes.of(load.places):
+                if place not in there:
+                    notes.forget(place)
+                elif this and now is None and place.startswith(f"{load.stage}_") and notes.usable(place, ""):
+                    notes.keep(place)  # it may be named, and nothing else is staged there
+
+    def _left(self, places: set[str], now: Snapshot | None, notes: Named) -> set[str]:
+        """Those of some staging places that are no table's own, also not one's that has later versions without them.
+        What this table tells of its own is noted, as it may forget that.
+        """
+        own = set() if now is None else {place for place in places if _tells(now, place)}
+        left = {place for place in places - own if notes.removable(place, _version(now))}
+        if left and now is not None:
+            own |= left & {path.partition(self._form.joint)[0] for path in self._form.paths(now)}
+        for place in own.difference(notes.of("")):
+            notes.keep(place)
+        return left - own
 
     def close(self) -> None:
         self._gate.release()
@@ -352,6 +411,22 @@ def settled(path: str) -> None:
     """Put a file's content on the disk, before any log names it."""
     with open(path, "rb+") as file:
         LOCAL.sync(file)
+
+
+def _times(now: Snapshot | None, load: Load) -> int:
+    """How often the staging place of a load was committed, as far as the table tells."""
+    return 0 if now is None else now.committed(load.stage)
+
+
+def _tells(now: Snapshot, place: str) -> bool:
+    """Whether a table tells that a staging place was committed."""
+    stage, _, number = place.rpartition("_")
+    return number.isdigit() and now.committed(stage) >= int(number)
+
+
+def _version(now: Snapshot | None) -> str:
+    """What `Named` calls it."""
+    return "" if now is None else now.version
 
 
 def _live(now: Snapshot | None, sink: str) -> Mark | None:

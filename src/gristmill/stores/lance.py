@@ -103,6 +103,7 @@ class Table:
     suffix = ".lance"
     joins = True
     joint = "-"
+    names = True
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -118,7 +119,8 @@ class Table:
                 return None
             note = note_of(table)
             schema = pa.schema([pa.field(f.name, f.type, f.nullable) for f in table.schema])
-            return Snapshot(schema, marks_of(note, self._place), lambda s: note.places.get(s, 0), table)
+            marks, version = marks_of(note, self._place), str(table.version)
+            return Snapshot(schema, marks, lambda s: note.places.get(s, 0), table, version)
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         if isinstance(kind, pa.JsonType):
@@ -165,6 +167,11 @@ class Table:
         now = self.now()
         with said(self._place):
             return 0 if now is None else int(now.table.count_rows())
+
+    def paths(self, now: Snapshot) -> Iterator[str]:
+        with said(self._place):
+            fragments = now.table.get_fragments()
+            return iter([file.path for fragment in fragments for file in fragment.metadata.files])
 
     # ------------------------------------------------ committing
 

@@ -267,6 +267,7 @@ class Table:
     suffix = ".parquet"
     joins = False
     joint = "/"
+    names = False
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -282,7 +283,8 @@ class Table:
             return None
         with self.catalog.said():
             schema = schema_of(self.catalog.spark.table(self.catalog.name))
-        return Snapshot(schema, marks(_location(about), self._place), lambda stage: 0, about)
+        at = _location(about)
+        return Snapshot(schema, marks(at, self._place), lambda stage: 0, about, at or "")
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
@@ -328,6 +330,9 @@ class Table:
         with self.catalog.said():
             return int(self.catalog.rows().count())
 
+    def paths(self, now: Snapshot) -> Iterator[str]:
+        return iter(())
+
     # ------------------------------------------------ committing
 
     def commit(
@@ -342,7 +347,7 @@ class Table:
         for path in (*others, *(file.path for file in files)):
             self._give(path, made)
         LOCAL.remove_folder(os.path.join(made, OTHERS))
-        said = {"marks": [json.loads(mark.dump()) for mark in marks], "before": before}
+        said = {"marks": [json.loads(mark.dump()) for mark in marks], "before": before, "table": _whose(before)}
         LOCAL.write_over(os.path.join(made, MARKS), json.dumps(said).encode())
         LOCAL.sync_folder(made)
         LOCAL.rename(made, folder)
@@ -410,13 +415,16 @@ class Table:
         return True
 
     def forget(self) -> None:
-        """Remove all results but the table's own and the one before, which queries may be reading."""
+        """Remove all results but the table's own and the one before, which queries may be reading, and those of another
+        table, which was renamed.
+        """
         location = _location(self.catalog.about())
-        kept = {location, _said_in(location).get("before")}
         if location is None or os.path.dirname(location) != self._home:
             return
-        for name in LOCAL.names(self._home):
-            if _RESULT.fullmatch(name) and (path := os.path.join(self._home, name)) not in kept:
+        said = _said_in(location)
+        for path in (os.path.join(self._home, name) for name in LOCAL.names(self._home) if _RESULT.fullmatch(name)):
+            ours = path.endswith(".tmp") or _said_in(path).get("table") == said.get("table")
+            if ours and path not in (location, said.get("before")):
                 LOCAL.remove_folder(path)
 
 
@@ -431,6 +439,12 @@ def _said_in(location: str | None) -> dict[str, Any]:
             return dict(json.load(file))
     except FileNotFoundError:
         return {}
+
+
+def _whose(location: str | None) -> str | None:
+    """What the results of a table say that they are of, whatever it is called: as that in a folder does, if any."""
+    said = _said_in(location)
+    return said.get("table") if said else secrets.token_hex(8)
 
 
 def marks(location: str | None, place: Place) -> tuple[Mark, ...]:
