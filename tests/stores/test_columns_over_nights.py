@@ -5,8 +5,10 @@ or another sink's, lacks some of their columns.
 from __future__ import annotations
 
 import datetime as dt
+import sqlite3
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,20 @@ def test_a_sink_that_lacks_columns_of_another(shop: shops.Shop, tmp_path: Path) 
         deliver(one, to, 1, {})
         assert held(to, 2) == {name: value for name, (_, value) in COLUMNS.items()}
         deliver(other, to, 2, COLUMNS)
+
+
+def test_a_sink_whose_columns_went_with_a_dropped_table(tmp_path: Path) -> None:
+    """Another one may have such a column as it likes, once it has made the table anew."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="upsert", key="id", evolve=True)
+        deliver(tmp_path / "one", to, 1, COLUMNS)
+        with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as db, db:
+            db.execute("DROP TABLE scores")
+        deliver(tmp_path / "other", to, 2, {})
+        otherwise = dt.timedelta(seconds=3)
+        for number in (3, 4):
+            deliver(tmp_path / "other", to, number, {"took": (pa.duration("s"), otherwise)})
+        assert held(to, 3) == {"took": otherwise}
 
 
 ZONED = dt.datetime(2026, 1, 1, 3, tzinfo=ZoneInfo("Europe/Berlin"))

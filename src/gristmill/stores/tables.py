@@ -188,6 +188,8 @@ class Tables:
         names, columns = load.schema.names, session.columns(stage)
         if not session.columns(target):
             created(session, target, columns)
+            # Of whoever had rows in a table of this name: with the table, these are gone.
+            session.run(f"DELETE FROM {self._db.table(MARKS)} WHERE target = ?", self._db.marked())
         extended(session, target, stage, names)
         if load.mode == "append":
             appended(session, self._db, stage, load, self._place.shown)
