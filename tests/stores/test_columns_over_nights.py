@@ -5,8 +5,10 @@ or another sink's, lacks some of their columns.
 from __future__ import annotations
 
 import datetime as dt
+import sqlite3
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -102,6 +104,115 @@ def test_a_sink_that_lacks_columns_of_another(shop: shops.Shop, tmp_path: Path) 
         deliver(one, to, 1, {})
         assert held(to, 2) == {name: value for name, (_, value) in COLUMNS.items()}
         deliver(other, to, 2, COLUMNS)
+
+
+def test_a_sink_whose_columns_went_with_a_dropped_table(tmp_path: Path) -> None:
+    """Another one may have such a column as it likes, once it has made the table anew."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="upsert", key="id", evolve=True)
+        deliver(tmp_path / "one", to, 1, COLUMNS)
+        with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as db, db:
+            db.execute("DROP TABLE scores")
+        deliver(tmp_path / "other", to, 2, {})
+        otherwise = dt.timedelta(seconds=3)
+        for number in (3, 4):
+            deliver(tmp_path / "other", to, number, {"took": (pa.duration("s"), otherwise)})
+        assert held(to, 3) == {"took": otherwise}
+
+
+TYPED = {
+    "n": (pa.int64(), 5),
+    "text": (pa.string(), "x"),
+    "bytes": (pa.binary(), b"x"),
+    "inside": (pa.struct([("q", pa.int64())]), {"q": 1}),
+}
+UNTOLD = dict.fromkeys(TYPED, (pa.null(), None))
+DATABASES, LAKES = ("sqlite", "duckdb", "postgresql"), ("delta", "lance", "iceberg")
+
+
+def opened(request: pytest.FixtureRequest, name: str, folder: Path) -> Any:
+    """A store of this kind, without rows."""
+    server = shops.SERVERS.get(name)
+    return shops.SHOPS[name](request.getfixturevalue(server) if server else "", folder)
+
+
+def values(to: gm.Delivery, number: int) -> dict[str, Any]:
+    """The typed columns of a row, as it is looked up."""
+    with gm.lookup(to, "id") as lookup:
+        return {name: lookup.get(number)[name] for name in TYPED}
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", [*DATABASES, *LAKES])
+def test_a_night_of_nulls_alone(name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Fits columns of any type, and what comes after it does."""
+    with opened(request, name, tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="append")
+        for number, columns in enumerate((TYPED, UNTOLD, TYPED), 1):
+            deliver(tmp_path, to, number, columns)
+        for number, columns in enumerate((TYPED, UNTOLD, TYPED), 1):
+            assert values(to, number) == {name: value for name, (_, value) in columns.items()}
+
+
+WAYS: dict[tuple[bool, str], dict[str, Any]] = {
+    **{(True, mode): {"mode": mode, "evolve": True} for mode in ("append", "upsert")},
+    **{(False, mode): {"mode": "replace"} for mode in ("append", "upsert")},
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", [*DATABASES, "delta", "lance"])
+@pytest.mark.parametrize("mode", ["replace", "append", "upsert"])
+def test_columns_that_had_only_nulls(mode: Any, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Get the type of the first values: with a replace, and where rows stay if the delivery may change columns."""
+    with opened(request, name, tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        deliver(tmp_path, to, 1, UNTOLD)
+        if mode != "replace":
+            way = "as only nulls are there" if name in DATABASES else "or deliver once with mode replace, as only nulls"
+            with pytest.raises(gm.BadJob, match=way):
+                deliver(tmp_path, to, 2, TYPED)
+            to = gm.to(shop.address("scores"), key="id", **WAYS[name in DATABASES, mode])
+        deliver(tmp_path, to, 2, TYPED)
+        deliver(tmp_path, to, 3, TYPED)
+        assert values(to, 3) == {name: value for name, (_, value) in TYPED.items()}
+        if mode != "replace" and name in DATABASES:
+            assert values(to, 1) == dict.fromkeys(TYPED) and values(to, 2) == values(to, 3)
+
+
+@pytest.mark.parametrize(
+    ("mode", "theirs"),
+    [
+        ("append", "UPDATE scores SET n = 'theirs'"),
+        ("append", "CREATE INDEX theirs ON scores (n)"),
+        ("replace", "CREATE INDEX theirs ON scores (n)"),
+    ],
+)
+def test_a_column_of_nulls_alone_that_others_use(mode: Any, theirs: str, tmp_path: Path) -> None:
+    """Stays as it is: the type is told before anything is scored."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode=mode, evolve=True)
+        deliver(tmp_path, to, 1, {"n": UNTOLD["n"]})
+        with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as db, db:
+            db.execute(theirs)
+        before = shop.seen("scores")
+        with pytest.raises(gm.BadJob, match="column 'n' is TEXT, which does not hold the result's int64 without loss"):
+            deliver(tmp_path, to, 2, {"n": TYPED["n"]})
+        assert shop.seen("scores") == before
+
+
+def test_a_column_of_nulls_alone_in_a_table_of_others(postgres: str, tmp_path: Path) -> None:
+    """Which is more than its type: it stays as it is."""
+    import psycopg
+
+    for more in ("DEFAULT 'x'", "CHECK (n <> 'x')", 'COLLATE "C"'):
+        with psycopg.connect(postgres, autocommit=True) as db:
+            db.execute("DROP TABLE IF EXISTS of_others")
+            db.execute(f"CREATE TABLE of_others (id bigint, y bigint, n text {more}, v real[])")
+            to = gm.to(f"{postgres}#of_others", mode="replace")
+            deliver(tmp_path, to, 1, {"n": UNTOLD["n"]})
+            with pytest.raises(gm.BadJob, match="column 'n' is text, which does not hold the result's int64"):
+                deliver(tmp_path, to, 2, {"n": TYPED["n"]})
 
 
 ZONED = dt.datetime(2026, 1, 1, 3, tzinfo=ZoneInfo("Europe/Berlin"))

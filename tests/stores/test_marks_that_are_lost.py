@@ -16,9 +16,10 @@ import shops
 import gristmill as gm
 
 COLUMNS = pa.schema([("id", pa.int64()), ("y", pa.int64()), ("v", pa.list_(pa.float32()))])
+DATABASES = ("sqlite", "duckdb", "postgresql")  # whose marks are in a table of their own
 
 
-@pytest.fixture(params=["sqlite", "duckdb", "postgresql", "delta", "iceberg"], scope="session")
+@pytest.fixture(params=[*DATABASES, "delta", "iceberg"], scope="session")
 def kind(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Each kind of store to which rows are appended, and which may lose marks; the address of its server."""
     server = shops.SERVERS.get(request.param)
@@ -32,23 +33,29 @@ def shop(kind: tuple[str, str], tmp_path: Path) -> Iterator[shops.Shop]:
         yield made
 
 
-def without_marks(shop: shops.Shop, server: str, folder: Path, rows: list[dict[str, Any]]) -> None:
-    """The table alone, with these rows, as somebody has copied it."""
-    held = pa.Table.from_pylist(rows, COLUMNS)
+def dropped(shop: shops.Shop, server: str, folder: Path, table: str) -> None:
+    """Take one table out of a database."""
     if shop.name == "sqlite":
         with closing(sqlite3.connect(folder / "shop.sqlite")) as db, db:
-            db.execute("DROP TABLE gristmill_marks")
+            db.execute(f"DROP TABLE {table}")
     elif shop.name == "duckdb":
         import duckdb
 
         with duckdb.connect(str(folder / "shop.duckdb")) as db:
-            db.execute("DROP TABLE gristmill_marks")
-    elif shop.name == "postgresql":
+            db.execute(f"DROP TABLE {table}")
+    else:
         import psycopg
 
         schema = shop.address("scores").partition("#")[2].partition(".")[0]
         with psycopg.connect(server, autocommit=True) as db:
-            db.execute(f"DROP TABLE {schema}.gristmill_marks")
+            db.execute(f"DROP TABLE {schema}.{table}")
+
+
+def without_marks(shop: shops.Shop, server: str, folder: Path, rows: list[dict[str, Any]]) -> None:
+    """The table alone, with these rows, as somebody has copied it."""
+    held = pa.Table.from_pylist(rows, COLUMNS)
+    if shop.name in DATABASES:
+        dropped(shop, server, folder, "gristmill_marks")
     elif shop.name == "delta":
         from deltalake import write_deltalake
 
@@ -108,6 +115,25 @@ def test_what_another_has_replaced_is_appended_again(shop: shops.Shop, tmp_path:
     shop.clear("scores")
     job(tmp_path / "one", [5])
     assert nightly.run().deliveries[-1].rows == 5 and sorted(shop.seen("scores") or ()) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_a_table_that_another_makes_anew(mode: Any, shop: shops.Shop, kind: tuple[str, str], tmp_path: Path) -> None:
+    """Once somebody has dropped it: no mark of before counts for it, and every sink brings all of its rows."""
+    to = gm.to(shop.address("scores"), mode=mode, key="id" if mode == "upsert" else ())
+    nightly = {}
+    for name, first in (("one", 1), ("other", 7)):
+        nightly[name] = job(tmp_path / name, [first, first + 1], deliver=[to], on_new_files="append")
+        nightly[name].run()
+    if shop.name in DATABASES:
+        dropped(shop, kind[1], tmp_path, "scores")
+    else:
+        shop.clear("scores")
+    for name, new in (("one", 3), ("other", 9)):
+        job(tmp_path / name, [new])
+        assert nightly[name].run().deliveries[-1].rows == 3 and gm.verify(nightly[name]).ok
+    assert sorted(shop.seen("scores") or ()) == [1, 2, 3, 7, 8, 9]
 
 
 def test_another_sink_that_comes_beside_rows_without_marks(

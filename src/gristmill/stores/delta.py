@@ -166,6 +166,10 @@ class Table:
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
 
+    def retypes(self, now: Snapshot, load: Load, kind: pa.DataType) -> bool:
+        known = not set(load.schema.names).difference(now.schema.names)
+        return known and _plain(now.table) and (not has_times(kind) or TIMES in _read_features(now.table))
+
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         """What it asks of writers, deltalake does or refuses."""
         there = [] if now is None else [name for name in now.schema.names if name not in load.schema.names]
@@ -314,7 +318,10 @@ class Table:
             write_deltalake(now.table, rows, mode=mode, schema_mode=merged, commit_properties=said)
         else:
             added = [self._added(file, schema) for file in files]
-            now.table.create_write_transaction(added, mode, now.table.schema(), commit_properties=said)
+            kinds = {f.name: f.type for f in schema}
+            columns, there = pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in now.schema]), now.table.schema()
+            columns = there if columns == now.schema else Schema.from_arrow(columns)
+            now.table.create_write_transaction(added, mode, columns, commit_properties=said)
         return True
 
     @staticmethod

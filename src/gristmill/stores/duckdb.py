@@ -176,6 +176,19 @@ class File:
     def holds(self, field: pa.Field, kind: str) -> bool:
         return holds(self._held, kind, field.type, f"{self._place.shown}: column {field.name!r}")
 
+    def drops(self, session: Session, column: str) -> bool:
+        """None can, of a table with indices or constraints."""
+        where, at = "schema_name = ? AND table_name = ?", (self._schema, self._table)
+        own = "column_name = ? AND (column_default IS NOT NULL OR comment IS NOT NULL)"
+        return not (
+            session.run(f"SELECT 1 FROM duckdb_indexes() WHERE {where} LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_constraints() WHERE {where} LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_columns() WHERE {where} AND {own} LIMIT 1", *at, column)
+        )
+
+    def still(self, session: Session) -> None:
+        """A file has one writer at a time."""
+
     def typed(self, kind: str) -> bool:
         return True
 

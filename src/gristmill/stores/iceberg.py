@@ -153,6 +153,9 @@ class Table:
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
 
+    def retypes(self, now: Snapshot, load: Load, kind: pa.DataType) -> bool:
+        return False
+
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         """What pyiceberg does otherwise. Trap: files that are added to a table tell their columns by name alone."""
         if now is not None and load.evolve and not load.whole:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from gristmill.arrow.batches import regrouped
 from gristmill.arrow.casts import Lossy, lossless
 from gristmill.arrow.schemas import plain, wider
+from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, GristmillError, did_you_mean
 from gristmill.files.disk import LOCAL
 from gristmill.process.pool import Pool
@@ -103,6 +104,10 @@ class Format(Protocol):
         """The Arrow type of a column that holds all values of a type; None if there is none."""
         ...
 
+    def retypes(self, now: Snapshot, load: Load, kind: pa.DataType) -> bool:
+        """Whether a replace can give a column of the table this type, and nothing else is lost."""
+        ...
+
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         """Why rows cannot be brought to this table in this way, whatever their columns' types, and the way out."""
         ...
@@ -181,11 +186,15 @@ class Lake:
                     f"{did_you_mean(field.name, there)}"
                 )
             column = there.get(field.name, pa.field(field.name, own))
-            if not holds(column.type, own):
-                raise BadJob(
-                    f"{shown}: column {field.name!r} is {column.type}, which does not hold the result's {field.type} "
-                    "without loss: change the column's type there, or cast the values in a step"
-                )
+            if not (pa.types.is_null(field.type) or holds(column.type, own)):
+                hollow = now is not None and self._hollow(now, load, column, own)
+                if not hollow or load.mode != "replace":
+                    way = ", or deliver once with mode replace, as only nulls came there so far" if hollow else ""
+                    raise BadJob(
+                        f"{shown}: column {field.name!r} is {column.type}, which does not hold the result's "
+                        f"{field.type} without loss: change the column's type there{way}, or cast the values in a step"
+                    )
+                column = column.with_type(own)
             fields.append(pa.field(field.name, column.type, column.nullable))
         if load.mode != "upsert" or load.delete:
             strict = (f.name for f in left_out(there.values(), load.schema) if not f.nullable)
@@ -195,6 +204,15 @@ class Lake:
                     "it take nulls there"
                 )
         return pa.schema(fields)
+
+    def _hollow(self, now: Snapshot, load: Load, column: pa.Field, own: pa.DataType) -> bool:
+        """Whether a replace gives a column of the table another type: only nulls were delivered to it, which tell none,
+        and it still has the one that such a column is made with.
+        """
+        known = (decode_schema(mark.held) for mark in now.marks)
+        delivered = [schema.field(column.name).type for schema in known if column.name in schema.names]
+        only_nulls = bool(delivered) and all(map(pa.types.is_null, delivered))
+        return only_nulls and column.type == self._form.kind(pa.null()) and self._form.retypes(now, load, own)
 
     def live(self, sink: str) -> Mark | None:
         return _live(self._form.now(), sink)

@@ -127,6 +127,11 @@ class Table:
             return kind.storage_type  # Lance would write the texts anew, and does not read them back
         return None if unwritable(kind) or not _held(kind) else pa.int32() if pa.types.is_null(kind) else kind
 
+    def retypes(self, now: Snapshot, load: Load, kind: pa.DataType) -> bool:
+        """By writing over the table, which keeps no indices, and nothing that is noted of a column."""
+        noted = any(field.metadata for field in now.table.schema)
+        return set(load.schema.names) == set(now.schema.names) and not noted and not now.table.describe_indices()
+
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         if (odd := next((n for n in load.schema.names if "." in n), None)) is not None:
             return f"column {odd!r}: Lance takes it for a field inside a column: give it another name, without a dot"
@@ -226,9 +231,11 @@ class Table:
         from lance import LanceOperation
         from lance.schema import LanceSchema
 
-        if table is None:
+        if table is None or any(f.type != table.schema.field(f.name).type for f in schema):
             numbers = _numbers(LanceSchema.from_pyarrow(schema).fields())
-            return LanceOperation.Overwrite(schema.with_metadata(noted), [self._first(f, numbers) for f in files])
+            known = {} if table is None else table.schema.metadata or {}
+            about = schema.with_metadata({**known, **{name.encode(): body.encode() for name, body in noted.items()}})
+            return LanceOperation.Overwrite(about, [self._first(f, numbers) for f in files])
         there = table.get_fragments()
         lacks = bool(files) and any(name not in schema.names for name in table.schema.names)
         if load.mode == "upsert" and (lacks or not load.delete):  # rows that stay keep what the result lacks

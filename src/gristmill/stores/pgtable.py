@@ -78,6 +78,15 @@ FROM pg_constraint f JOIN pg_class o ON o.oid = f.conrelid JOIN pg_namespace n O
 WHERE f.contype = 'f' AND f.confrelid = to_regclass(?) AND NOT (f.confdeltype = 'a' AND f.condeferrable)
 ORDER BY 1, 2
 """
+# Whether a column is more than its name and type, or anything depends on it.
+_MORE = """
+SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = to_regclass(?) AND a.attname = ? AND (
+    a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attcollation <> t.typcollation
+    OR col_description(a.attrelid, a.attnum) IS NOT NULL
+    OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid
+        AND d.refobjsubid = a.attnum))
+"""
 
 
 def hangs(session: Session, table: str) -> bool:
@@ -85,6 +94,11 @@ def hangs(session: Session, table: str) -> bool:
     stay the table that it is.
     """
     return bool(session.run(_HANGS, table))
+
+
+def is_plain(session: Session, table: str, column: str) -> bool:
+    """Whether a column could be dropped and made anew, and nothing were lost but its values."""
+    return not session.run(_MORE, table, column)
 
 
 def made_like(session: Session, stage: str, table: str, new: Sequence[str]) -> bool:

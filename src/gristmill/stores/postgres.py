@@ -158,6 +158,14 @@ class Server:
 
     # ------------------------------------------------ the table that takes the target's place
 
+    def drops(self, session: Session, column: str) -> bool:
+        target = self.target()
+        return pgtable.is_plain(session, target, column) and not pgtable.hangs(session, target)
+
+    def still(self, session: Session) -> None:
+        session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
+        session.run(f"LOCK TABLE {self.target()} IN SHARE ROW EXCLUSIVE MODE")
+
     def typed(self, kind: str) -> bool:
         return kind not in ("json", "jsonb")
 
@@ -171,8 +179,7 @@ class Server:
     def meddles(self, session: Session, load: Load) -> bool:
         found = pgtable.meddles(session, self.target(), load)
         if found:
-            session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
-            session.run(f"LOCK TABLE {self.target()} IN SHARE ROW EXCLUSIVE MODE")
+            self.still(session)
         return found
 
     def settled(self, session: Session) -> None:
@@ -217,7 +224,9 @@ class Server:
         else:
             session.run(f"CREATE TABLE {stage} (LIKE {target} INCLUDING ALL EXCLUDING INDEXES)")
             for name, kind in columns.items():
-                if name not in there:
+                if name in there and kind != there[name]:  # see `Tables._hollow`
+                    session.run(f"ALTER TABLE {stage} DROP COLUMN {quoted(name)}")
+                if kind != there.get(name):
                     session.run(f"ALTER TABLE {stage} ADD COLUMN {quoted(name)} {kind}")
 
     def ready(self, session: Session, load: Load) -> None:

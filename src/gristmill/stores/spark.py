@@ -289,6 +289,9 @@ class Table:
     def kind(self, kind: pa.DataType) -> pa.DataType | None:
         return column_type(kind, _SIMPLE)
 
+    def retypes(self, now: Snapshot, load: Load, kind: pa.DataType) -> bool:
+        return False
+
     def refused(self, now: Snapshot | None, load: Load) -> str | None:
         if now is None or (is_plain(now.table) and not is_view(now.table)):
             return losing(now, load) if now is not None and load.mode == "upsert" else None

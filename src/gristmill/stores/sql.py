@@ -117,6 +117,14 @@ class Database(Protocol):
         """Whether a column of the type `kind` holds these values without loss."""
         ...
 
+    def drops(self, session: Session, column: str) -> bool:
+        """Whether one of the target's columns can be dropped, and nothing but its name, type and values goes then."""
+        ...
+
+    def still(self, session: Session) -> None:
+        """Let nobody else change the target's rows before this transaction has ended."""
+        ...
+
     def typed(self, kind: str) -> bool:
         """Whether a column of the type `kind` tells of itself which values it has."""
         ...

@@ -171,6 +171,13 @@ class File:
             return there in ("INTEGER", "NUMERIC") or (there == "REAL" and exact)
         return there in (own, "BLOB")
 
+    def drops(self, session: Session, column: str) -> bool:
+        indexed = (name for columns in self._indexed_by(session, self._place.name) for name in columns)
+        return sqlite3.sqlite_version_info >= (3, 35) and not self._bound(session) and column not in indexed
+
+    def still(self, session: Session) -> None:
+        """A file has one writer at a time."""
+
     def typed(self, kind: str) -> bool:
         return False  # any value may be in any column
 
@@ -201,7 +208,7 @@ class File:
         if kinds and (load.mode != "append" or load.key or load.index or not self._triggers(session)):
             refuse_view(self._place.shown)
         if self._strict(session):
-            for field in load.schema:
+            for field in (f for f in load.schema if not pa.types.is_null(f.type)):
                 there = session.columns(self.target()).get(field.name, "")
                 if there.upper() == "BLOB" and (own := self.kind(field)) != "BLOB":
                     raise BadJob(

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
+
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
@@ -26,6 +28,7 @@ from gristmill.stores.sql import (
     folded,
     marks_in,
     merged,
+    quoted,
 )
 
 _OURS = {
@@ -86,15 +89,33 @@ class Tables:
                         f"{did_you_mean(field.name, there)}"
                     )
                 columns[field.name] = self._db.kind(field)
-            elif not self._db.holds(field, there[field.name]):
-                raise BadJob(
-                    f"{shown}: column {field.name!r} is {there[field.name]}, which does not hold the result's "
-                    f"{field.type} without loss: change the column's type there, or cast the values in a step"
-                )
+            elif not (pa.types.is_null(field.type) or self._db.holds(field, there[field.name])):
+                hollow = self._hollow(session, load, field.name, there[field.name])
+                if not (hollow and (load.whole or load.evolve)):
+                    way = ", or let the delivery do that, as only nulls are there (evolve=True)" if hollow else ""
+                    raise BadJob(
+                        f"{shown}: column {field.name!r} is {there[field.name]}, which does not hold the result's "
+                        f"{field.type} without loss: change the column's type there{way}, or cast the values in a step"
+                    )
+                columns[field.name] = self._db.kind(field)
         known = [*columns, *(name for name in made if name not in columns)]
         if self._db.folds and (why := same_but_for_capitals(known, self._db.folds, folded)) is not None:
             raise BadJob(f"{shown}: {why}")
         return columns
+
+    def _hollow(self, session: Session, load: Load, name: str, kind: str) -> bool:
+        """Whether a column of the target may get another type: only nulls were delivered to it, which tell none, and it
+        still has the one that such a column is made with.
+        """
+        marks, target = self._db.table(MARKS), self._db.target()
+        if kind != self._db.kind(pa.field(name, pa.null())) or not session.columns(marks):
+            return False
+        known = (decode_schema(m.held) for m in marks_in(session, marks, self._db.marked(), self._place.shown))
+        delivered = [schema.field(name).type for schema in known if name in schema.names]
+        if not delivered or not all(map(pa.types.is_null, delivered)) or not self._db.drops(session, name):
+            return False
+        filled = f"SELECT 1 FROM {target} WHERE {quoted(name)} IS NOT NULL LIMIT 1"  # by others
+        return load.whole or not session.run(filled)
 
     # ------------------------------------------------ staging
 
@@ -174,8 +195,20 @@ class Tables:
             if not self._is_there(session, load):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
-                self._columns(session, load)  # of a target that others may have changed
+                self._retyped(session, load)
                 self._note(session, load, updated=self._apply(session, load))
+
+    def _retyped(self, session: Session, load: Load) -> None:
+        """Take columns out of the target that are to have another type, so that they are added as new ones are. Raises
+        BadJob for a target that does not take the rows any more.
+        """
+        there = session.columns(self._db.target())
+        if there.items() <= self._columns(session, load).items():
+            return
+        self._db.still(session)
+        for name, kind in self._columns(session, load).items():
+            if there.get(name, kind) != kind:
+                session.run(f"ALTER TABLE {self._db.target()} DROP COLUMN {quoted(name)}")
 
     def _is_there(self, session: Session, load: Load) -> bool:
         return is_there(self._live(session, load.mark.sink), load, self._place.shown)
@@ -188,6 +221,8 @@ class Tables:
         names, columns = load.schema.names, session.columns(stage)
         if not session.columns(target):
             created(session, target, columns)
+            # Of whoever had rows in a table of this name: with the table, these are gone.
+            session.run(f"DELETE FROM {self._db.table(MARKS)} WHERE target = ?", self._db.marked())
         extended(session, target, stage, names)
         if load.mode == "append":
             appended(session, self._db, stage, load, self._place.shown)
