@@ -60,6 +60,20 @@ def test_a_sink_in_its_source_in_a_store_is_refused(source: str, sink: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("source", "sink", "endpoint"),
+    [
+        ("abfss://box@raw.dfs.core.windows.net/d", "abfss://box@curated.dfs.core.windows.net/d/out", None),
+        ("s3://box/d?endpoint_override=one:9000", "s3://box/d/out", "http://two:9000"),
+    ],
+)
+def test_a_sink_in_another_account_or_store_is_beside_its_source(source: str, sink: str, endpoint: str | None) -> None:
+    """Whose container has the same name, where both say which one they are in."""
+    storage = {} if endpoint is None else {"endpoint_url": endpoint}
+    made = gm.Job(source, number, gm.sink(sink, format="jsonl", storage=storage))
+    Apart(made.spec, sink_format("jsonl")).check()
+
+
+@pytest.mark.parametrize(
     ("link", "to", "source", "sink"),
     [
         ("latest", "../out", "data", "out"),

@@ -15,6 +15,7 @@ import pytest
 from test_generations import BEFORE_PUBLISHING, root, run, source  # noqa: F401 - fixtures
 
 import gristmill as gm
+from gristmill.commit import publication
 from gristmill.driver import publishing
 
 
@@ -70,6 +71,44 @@ def test_unpublished_files_are_not_read(source: str, root: str, at: Any, form: s
     uri = at(root) + form if ".." not in form else at(root).rpartition("/")[0] + form.removeprefix("/..")
     ids, report = scored(tmp_path / "out", uri)
     assert ids == list(range(30)) and report.notes == ()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_rows_that_an_update_kept_are_read_while_their_parts_have_two_names(tmp_path: Path, when: str) -> None:
+    """A part that is kept is a hard link to the one before: what is not published takes no name from what is. Nor does
+    it from a snapshot by hard links beside it.
+    """
+    (tmp_path / "in").mkdir()
+    for name, ids in (("a", range(40)), ("b", range(40, 60))):
+        pq.write_table(pa.table({"id": ids}), tmp_path / "in" / f"{name}.parquet")
+    sink = gm.sink(str(tmp_path / "sink"), keep=["id"])
+    job = gm.Job(str(tmp_path / "in"), same, sink, workers=0, shard_rows=20, update=True)
+    for night in range(8):  # then numbers of generations have one digit, and two
+        pq.write_table(pa.table({"id": range(40, 60 + night)}), tmp_path / "in" / "b.parquet")
+        job.run()
+    pq.write_table(pa.table({"id": range(40, 80)}), tmp_path / "in" / "b.parquet")
+    job.run()
+    pq.write_table(pa.table({"id": range(40, 90)}), tmp_path / "in" / "b.parquet")
+    if (child := os.fork()) == 0:
+        publish = publication.create
+
+        def stopped(*arguments: Any) -> Any:
+            if when == "after":
+                publish(*arguments)
+            os._exit(9)
+
+        publication.create = stopped  # type: ignore[assignment]
+        job.run()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    names = [path.name for path in (tmp_path / "sink").glob("*.parquet")]
+    assert any(".g10." in name for name in names) and any(".g9." in name for name in names)
+    ids, _ = scored(tmp_path / "out", str(tmp_path / "sink"))
+    assert ids == list(range(80 if when == "before" else 90))
+    shutil.copytree(tmp_path / "sink", tmp_path / "all" / "snapshot", copy_function=os.link)
+    job.run()
+    (tmp_path / "sink").rename(tmp_path / "all" / "sink")
+    ids, _ = scored(tmp_path / "both", str(tmp_path / "all"))
+    assert set(ids) == set(range(90))
 
 
 def test_types_of_columns_in_folder_names(at: Any, tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def test_a_sink_is_the_folder_that_a_source_of_that_name_would_be(
 
 
 def test_links_are_followed_and_loops_are_not(tree: Path) -> None:
-    """A linked folder is read; a link to a folder above it, or two folders linked to each other, would never end."""
+    """A linked folder is read; a link to a folder above it, or two folders linked to each other, would never end. Of
+    two names of a file the one with a day counts.
+    """
     elsewhere = tree.with_name("elsewhere")
     elsewhere.mkdir()
     (elsewhere / "h.parquet").touch()
@@ -125,7 +127,8 @@ def test_links_are_followed_and_loops_are_not(tree: Path) -> None:
     (tree / "sub" / "day").symlink_to(tree / "day=1")
     (tree / "day=1" / "sub").symlink_to(tree / "sub")
     (tree / "linked").symlink_to(elsewhere)
-    assert found(tree, str(tree)) == sorted([*before, "linked/h.parquet"])
+    dated = ["day=1/sub/d.parquet" if name == "sub/d.parquet" else name for name in before]
+    assert found(tree, str(tree)) == sorted([*dated, "linked/h.parquet"])
 
 
 def test_a_file_of_several_names_is_read_once(tmp_path: Path) -> None:
@@ -183,6 +186,56 @@ def test_names_that_make_other_rows_are_files_of_their_own(tmp_path: Path) -> No
     os.link(tmp_path / "texts" / "a.txt", tmp_path / "texts" / "b" / "c.txt")
     found = gm.apply(f"{tmp_path}/texts", fn=lambda batch: {"n": [len(t) for t in batch["text"]]}, keep=["path"])
     assert [Path(path).name for path in found["path"].to_pylist()] == ["a.txt", "c.txt"]
+
+
+def test_a_pool_that_days_link_to(tmp_path: Path) -> None:
+    """Each day has the rows; the file itself, which has no day, adds none, wherever its name comes."""
+    (tmp_path / "in" / "pool").mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / "in" / "pool" / "x.parquet")
+    for day in (1, 2):
+        (tmp_path / "in" / f"day={day}").mkdir()
+    for name in ("pool", "a", "z"):
+        for day in (1, 2):
+            (link := tmp_path / "in" / f"day={day}" / "x.parquet").unlink(missing_ok=True)
+            link.symlink_to(f"../{name}/x.parquet")
+        next(f for f in (tmp_path / "in").iterdir() if "=" not in f.name).rename(tmp_path / "in" / name)
+        files = resolve(source(f"{tmp_path}/in"))[1]
+        assert [f.folders for f in files] == ["day=1", "day=2"], name
+
+
+def test_another_link_to_a_file_of_several_days(tmp_path: Path) -> None:
+    """Those that were planned are there, whatever names come besides."""
+    for day in (1, 2):
+        (tmp_path / "in" / f"day={day}").mkdir(parents=True)
+    first = tmp_path / "in" / "day=1" / "b.parquet"
+    pq.write_table(pa.table({"x": [1, 2]}), first)
+    os.link(first, tmp_path / "in" / "day=2" / "b.parquet")
+    job = gm.Job(f"{tmp_path}/in", doubled, gm.sink(str(tmp_path / "out"), keep=["day"]), workers=0)
+    job.run()
+    os.link(first, tmp_path / "in" / "day=2" / "a.parquet")
+    assert job.run(append=True).rows_ok == 4
+    assert gm.read(str(tmp_path / "out")).to_table()["day"].to_pylist() == [1, 1, 2, 2]
+
+
+def test_values_of_folders_may_end_as_unfinished_files_do(tmp_path: Path) -> None:
+    """Only files that end in .tmp or .crc are left out, and folders that are no partition."""
+    for folder in ("file=a.tmp", "file=b.crc", "file=c", "d.tmp"):
+        (tmp_path / folder).mkdir()
+        for name in ("x.parquet", "y.parquet.tmp", "z=1.crc"):
+            (tmp_path / folder / name).touch()
+    wanted = [f"file={value}/x.parquet" for value in ("a.tmp", "b.crc", "c")]
+    for pattern in ("", "/**", "/**/*.parquet", "/*/*.parquet", "/file=*", "/file=*/*"):
+        files = resolve(source(f"{tmp_path}{pattern}", format="parquet"))[1]
+        assert [os.path.relpath(f.path, tmp_path) for f in files] == wanted, pattern
+
+
+def test_local_names_are_no_addresses(tmp_path: Path) -> None:
+    """What looks like a query, or a chain of file systems, is a part of a local name."""
+    names = ["page.html", "page.html?id=5", "page.html?id=6", "a::b.html"]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    files = resolve(source(*(f"{tmp_path}/{name}" for name in names), format="text"))[1]
+    assert [os.path.basename(f.path) for f in files] == names
 
 
 @pytest.mark.parametrize(

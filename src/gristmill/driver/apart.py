@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
+from typing import Any
+from urllib.parse import parse_qsl
 
 from gristmill.errors import BadJob
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import kind_of
-from gristmill.job.uris import file_named, is_local, local_path, records_of, redact, store_place
+from gristmill.job.uris import QUERY, file_named, is_local, local_path, records_of, redact, store_place
 from gristmill.process.scratch import is_passing
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sources import paths
 from gristmill.values import dataclass
+
+_SERVERS = ("endpoint_override", "endpoint_url", "endpoint", "aws_endpoint", "aws_endpoint_url", "account_name")
 
 
 def plain_path(uri: str) -> str:
@@ -36,13 +40,15 @@ def check_other(source: Source, sink: Sink) -> None:
 @dataclass(frozen=True)
 class Written:
     """Something that a run writes: what it is to people, where it is (as `plain_path` has it), and paths of files there
-    as they will be, one for each that a pattern may tell from the others. `inside` is where no link may lead.
+    as they will be, one for each that a pattern may tell from the others. `inside` is where no link may lead, `server`
+    what is said of the account or the endpoint.
     """
 
     shown: str
     below: str
     parts: tuple[str, ...]
     inside: str
+    server: str = ""
 
     @property
     def local(self) -> bool:
@@ -62,7 +68,18 @@ def _sink(sink: Sink, form: SinkFormat) -> Written:
     stems = ["merged.g1"] if sink.merge else ["part-0000000.g1"]
     stems += ["merged-0000000.g1"] if sink.joins else []
     parts = ["/".join([below, *folders, stem + end]) for stem in stems for end in form.suffixes]
-    return Written(f"sink {redact(sink.uri)}", below, tuple(parts), below)
+    return Written(f"sink {redact(sink.uri)}", below, tuple(parts), below, _server(sink.uri, sink.storage))
+
+
+def _server(uri: str, storage: Mapping[str, Any]) -> str:
+    """What an address in a store, or its options, say of the account or the endpoint; "" if it goes without saying."""
+    if is_local(uri):
+        return ""
+    address, *query = QUERY.split(str(reveal(uri)), maxsplit=1)
+    account = redact(address).partition("://")[2].partition("/")[0].partition("@")[2].partition(".")[0]
+    said = {**reveal(storage), **dict(parse_qsl(query[0] if query else ""))}
+    named = next((str(value) for name, value in said.items() if name in _SERVERS), "")
+    return account or named.rpartition("://")[2].rstrip("/").lower()
 
 
 def _others(job: JobSpec) -> Iterator[Written]:
@@ -92,6 +109,8 @@ def _refuse_read(source: Source, several: Iterable[Written]) -> None:
         real = plain_path(uri)
         if written.below == real and kind_of(uri, source) is not None:
             continue  # a table, read by its log; what may be brought there is for its store to say
+        if written.server and (server := _server(uri, source.storage)) and server != written.server:
+            continue  # another store, which has a container of the same name
         if any(paths.reads(real, part) or real == part for part in written.parts):
             raise BadJob(
                 f"{written.shown} is inside source {redact(uri)}, which would read it next time: give a folder outside "

@@ -21,7 +21,7 @@ from gristmill.job.job import HELD, JobSpec, Source
 from gristmill.job.secret import reveal
 from gristmill.job.uris import redact
 from gristmill.process.failure import storable
-from gristmill.result.chained import Kinds, published_alone
+from gristmill.result.chained import Chained, Kinds, published_alone
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -47,24 +47,30 @@ def listed(
     openreaders.close_all()
     revealed = replace(source, uri=reveal(source.uri), storage=reveal(source.storage))
     fs: Any = None
-    before = None
+    before: Mapping[str, Any] | None = None
     doubled: list[str] = []
+    found: Chained | None = None
+
+    def alone(storage: Any, files: list[SourceFile]) -> list[SourceFile]:
+        nonlocal found
+        found = published_alone(storage, files)
+        return found.files
 
     def look() -> list[SourceFile]:
         nonlocal fs
         doubled.clear()
         met = None if apart is None else apart.met
-        fs, files = paths.resolve(revealed, doubled.append, planned, met, partial(is_whole, source))
+        fs, files = paths.resolve(revealed, doubled.append, planned, met, partial(is_whole, source), alone)
         return files
 
     while True:
         files = settled(look(), look)
-        found = published_alone(fs, files)
+        assert found is not None
         if not found.sinks or found.sinks == before:
             break
         before = found.sinks
     found.refuse(source.uri, paths.outright(revealed.uri))
-    return fs, found.files, found.kinds, [*doubled, *found.notes()]
+    return fs, files, found.kinds, [*doubled, *found.notes()]
 
 
 def pinned(source: Source, folder: str | None, first: int | None) -> Pinned:

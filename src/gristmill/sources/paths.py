@@ -8,7 +8,7 @@ import difflib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
@@ -48,6 +48,8 @@ _TABLES = (  # what tables of lakes have in them: a folder, in which there are f
 )
 _TOLD = 3  # files with two names that a note lists
 _SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
+_DONE = "".join(f"(?<!{re.escape(end)})" for end in _IGNORED_ENDS)
+_WILD = "*?]"  # what ends a component of a pattern that stands for several names
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
 _LOGS = {"kafka": "gristmill.sources.kafkalog"}  # what is no file system, and lists ranges of records as files
 _AGAIN = 2  # seconds for which Google's client tries again by itself, not 15 minutes: `Patient` does
@@ -108,12 +110,14 @@ def resolve(
     planned: Collection[str] = (),
     met: Met | None = None,
     whole: Callable[[str], bool] = lambda path: False,
+    alone: Callable[[Storage, list[SourceFile]], Iterable[SourceFile]] = lambda fs, files: files,
 ) -> tuple[Storage, list[SourceFile]]:
     """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
     lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files, and so
     are names whose rows differ by them: that are `whole`, one row, or in other folders `name=value`. A file goes by the
     name that it has in `planned`, the paths of an earlier plan, if it still has that. `met` is told each folder and
-    link on a local disk before it is followed.
+    link on a local disk before it is followed. `alone` says which of all names are read, before those of one file are
+    joined: a name that is not read takes nothing away from another.
 
     Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
     .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
@@ -122,12 +126,12 @@ def resolve(
     mounts: dict[str, Mount] = {}
     opened: dict[str, str] = {}
     listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
-    found = Found(whole)
     for uri in source.uri:
         try:
             path, mount = _place(uri, source.storage)
             place = mount.prefix + "\0" + mount.suffix
-            _refuse_two_ways(opened.setdefault(place, uri), uri)
+            if mount.prefix:
+                _refuse_two_ways(opened.setdefault(place, uri), uri)
             known = mounts.setdefault(place, mount)
             marked = partial(_refuse_table, uri) if source.format is None else None
             listing = LocalListing(met, marked) if known is _LOCAL else known.listing
@@ -139,9 +143,7 @@ def resolve(
                     f"{redact(uri)}: is a Delta table, whose files are not all its rows: give its address as "
                     f"delta+{redact(uri)}; or format='parquet' (--source-format parquet) for all files in it"
                 )
-            named = listed[0][0] == path
-            listings.append((known, start, named, listed))
-            found.expect([one for one in listed if known.public(one[0]) in planned], start, named)
+            listings.append((known, start, listed[0][0] == path, listed))
         except PermissionError as e:
             raise BadSource(f"{redact(uri)}: not readable: {redact(e.filename or str(e))}: {e.strerror}") from e
         except StoreAway as e:
@@ -149,16 +151,21 @@ def resolve(
         except OSError as e:
             raise BadSource(f"{redact(uri)}: cannot be listed: {redact(' '.join(str(e).split()))}") from e
     files: dict[str, SourceFile] = {}
-    again = list[str]()
-    for mount, start, named, listed in listings:
-        for inner, entry in found.new(listed, start, named, again):
+    for mount, start, _, listed in listings:
+        for inner, entry in listed:
             public = mount.public(inner)
             files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:])))
+    fs = Storage(tuple(m for m in mounts.values() if m.prefix))
+    read = {file.path: file for file in alone(fs, list(files.values()))}
+    again = list[str]()
+    for one, kept in _twins([(named, listed) for _, _, named, listed in listings], read, planned, whole):
+        if one != kept:
+            del read[one]
+        again.append(f"{kept} and {one}" if one != kept else f"{one}, which is listed twice")
     if again and tell is not None:
         more = f"; and {len(again) - _TOLD} more" if len(again) > _TOLD else ""
         tell(f"files that are listed under two names are read once: {'; '.join(again[:_TOLD])}{more}")
-    remote = tuple(m for m in mounts.values() if m.prefix)
-    return Storage(remote), list(files.values())
+    return fs, list(read.values())
 
 
 def _refuse_two_ways(one: str, other: str) -> None:
@@ -207,7 +214,7 @@ def reads(uri: str, path: str) -> bool:
     uri = QUERY.split(uri, maxsplit=1)[0].rstrip("/")
     if not _MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
         below = path.startswith(f"{uri}/") and ("://" in uri or os.path.isdir(uri))
-        return below and not any(_ignored(name) for name in path[len(uri) + 1 :].split("/"))
+        return below and not _unread(path[len(uri) + 1 :])
     base, parts = _fixed(uri)
     if not path.startswith(f"{base}/"):
         return False
@@ -383,75 +390,67 @@ def _public_root(root: str) -> str:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name under which a file has been found: whether it was named outright, its folders `name=value`, and whether
-    the file is one row, which its name belongs to.
+    """A name of a local file that has several: whether it was named outright, its folders `name=value`, and whether the
+    file is one row, which its name belongs to.
     """
 
     path: str
     outright: bool
-    folders: str
+    folders: frozenset[str]
     whole: bool
+    links: int
 
-    def is_same(self, other: _Name, links: int) -> bool:
-        """Whether two names with one inode are of one file, with the same rows. The inode alone is not enough, as
-        network disks make up numbers. Hard links that are both named outright are two files.
+    def is_same(self, other: _Name) -> bool:
+        """Whether two names of one inode are of one file, with the same rows. The inode alone is not enough, as network
+        disks make up numbers. Hard links that are both named outright are two files. A name adds no rows to one that
+        has all of its folders.
         """
         if os.path.realpath(self.path) == os.path.realpath(other.path):
-            mine, theirs = (dict(f.split("=", 1) for f in n.folders.split("/") if f) for n in (self, other))
-            return mine.keys() != theirs.keys() or mine == theirs  # a name without them adds no rows to those with them
+            return self.folders <= other.folders or other.folders <= self.folders
         different = self.whole or self.folders != other.folders or (self.outright and other.outright)
-        return links > 1 and not different
+        return self.links > 1 and not different
 
 
-class Found:
-    """The names under which local files have been found. `whole` says whether a file is one row."""
-
-    def __init__(self, whole: Callable[[str], bool]) -> None:
-        self._whole = whole
-        self._met: dict[str, list[_Name]] = {}  # by inode
-        self._expected: set[str] = set()
-
-    def _name(self, path: str, start: int, named: bool) -> _Name:
-        return _Name(path, named, _hive(path[start:]), self._whole(path))
-
-    def expect(self, listed: list[tuple[str, Entry]], start: int, named: bool) -> None:
-        """These names will come, and count rather than others of the same files."""
-        for path, entry in listed:
-            if entry.inode and entry.inode not in self._met:
-                self._met[entry.inode] = [self._name(path, start, named)]
-                self._expected.add(path)
-
-    def new(
-        self, listed: list[tuple[str, Entry]], start: int, named: bool, again: list[str]
-    ) -> list[tuple[str, Entry]]:
-        """The files of one listing that no other name has led to; a note on each of the others goes to `again`. Of two
-        names, the expected one counts; else of two in a listing the one that is not a link, else the first. `start` is
-        where folders begin that are below what the source names; `named`: it is one file, named outright.
-        """
-        count = Counter(entry.inode for _, entry in listed)
-        above = os.path.commonpath([path for path, _ in listed]) if max(count.values()) > 1 and any(count) else ""
+def _twins(
+    listings: Sequence[tuple[bool, list[tuple[str, Entry]]]],
+    read: Mapping[str, SourceFile],
+    planned: Collection[str],
+    whole: Callable[[str], bool],
+) -> Iterator[tuple[str, str]]:
+    """The names of local files that add no rows to another name, after which they are told: `listings` are what each
+    URI has, and whether it is one file, named outright; of these only what is `read` counts. Of two names one that is
+    `planned` counts; else the one in more folders `name=value`; else that of the first listing, and there the one that
+    is no link, or the first. A name that is listed twice comes with itself.
+    """
+    several = {
+        inode
+        for inode, count in Counter(e.inode for _, listed in listings for path, e in listed if path in read).items()
+        if inode and count > 1
+    }
+    groups: dict[str, dict[str, tuple[Any, _Name]]] = {}
+    twice = list[str]()
+    for order, (named, listed) in enumerate(listings):
+        found = [(path, entry) for path, entry in listed if entry.inode in several and path in read]
+        above = os.path.commonpath([path for path, _ in listed]) if found else ""
         base = os.path.realpath(above)
-
-        def linked(item: tuple[str, Entry]) -> bool:
-            path, entry = item
-            twins = bool(entry.inode) and count[entry.inode] > 1
-            return twins and os.path.realpath(path) != os.path.join(base, os.path.relpath(path, above))
-
-        fresh = []
-        for path, entry in sorted(listed, key=linked):
-            if path in self._expected:
-                self._expected.remove(path)
-                fresh.append((path, entry))
+        for path, entry in found:
+            group = groups.setdefault(entry.inode, {})
+            if path in group:
+                twice.append(path)
                 continue
-            met = self._met.setdefault(entry.inode, []) if entry.inode else []
-            name = self._name(path, start, named) if entry.inode else None
-            twin = next((other.path for other in met if name is not None and other.is_same(name, entry.links)), None)
+            folders = frozenset(filter(None, read[path].folders.split("/")))
+            linked = os.path.realpath(path) != os.path.join(base, os.path.relpath(path, above))
+            rank = (path not in planned, -len(folders), order, linked, path)
+            group[path] = (rank, _Name(path, named, folders, whole(path), entry.links))
+    for group in groups.values():
+        kept = list[_Name]()
+        for _, name in sorted(group.values(), key=lambda ranked: ranked[0]):
+            twin = next((other for other in kept if name.is_same(other)), None)
             if twin is None:
-                met += [] if name is None else [name]
-                fresh.append((path, entry))
+                kept.append(name)
             else:
-                again.append(f"{twin} and {path}" if twin != path else f"{path}, which is listed twice")
-        return sorted(fresh, key=lambda f: f[0])
+                yield name.path, twin.path
+    yield from ((path, path) for path in twice)
 
 
 def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str, Entry]]]:
@@ -478,15 +477,27 @@ def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str
     raise BadSource(f"{shown}: no such file or folder; {_nearby(listing, path)}")
 
 
+def _hidden(name: str) -> bool:
+    """Whether a folder is not read; nor is a file of that name. A value of a partition may be anything."""
+    return "=" not in name and _ignored(name)
+
+
 def _ignored(name: str) -> bool:
+    """Whether a file is not read."""
     return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(_IGNORED_ENDS)
+
+
+def _unread(below: str) -> bool:
+    """Whether a file with this path below a source is not read."""
+    *folders, name = _names(below)
+    return _ignored(name) or any(map(_hidden, folders))
 
 
 def _below(listing: Listing, folder: str) -> Iterator[tuple[str, Entry]]:
     """All files below a folder that are not ignored, with their paths."""
     start = _length(folder)
-    for path, entry in listing.tree(folder, _ignored):
-        if not any(_ignored(name) for name in _names(path[start:])):
+    for path, entry in listing.tree(folder, _hidden):
+        if not _unread(path[start:]):
             yield path, entry
 
 
@@ -513,8 +524,8 @@ def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str
         wanted = _regex(rest or ["*"])
         start = _length(base)
         hidden = any(part.startswith(("_", ".")) or part.endswith(_IGNORED_ENDS) for part in rest)
-        for path, entry in listing.tree(base, _never if hidden else _ignored):
-            if wanted.fullmatch(path[start:].replace(os.sep, "/")):
+        for path, entry in listing.tree(base, _never if hidden else _hidden):
+            if wanted.fullmatch(path[start:].replace(os.sep, "/")) and (hidden or not path.endswith(_IGNORED_ENDS)):
                 yield path, entry
         return
     if not _MAGIC.search(part):
@@ -525,6 +536,8 @@ def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str
         return
     wanted = re.compile(_part(part))
     for entry in listing.entries(base, lambda name: wanted.fullmatch(name) is not None):
+        if not entry.folder and part[-1] in _WILD and entry.name.endswith(_IGNORED_ENDS):
+            continue
         yield from _matched(listing, _join(base, entry.name), entry, rest)
 
 
@@ -579,8 +592,7 @@ def _part(part: str) -> str:
             out += re.escape(c)
         i += 1
     start = _SHOWN if part[0] in "*?[" else ""
-    end = r"(?<!\.tmp)(?<!\.crc)" if part[-1] in "*?]" else ""
-    return start + out + end
+    return start + (f"(?:(?=[^/]*=){out}|{out}{_DONE})" if part[-1] in _WILD else out)
 
 
 def nearby(uri: str) -> str:
