@@ -239,11 +239,12 @@ def test_a_file_that_is_written_again_and_again(web: Web, place: Path, monkeypat
     was read of it is read again.
     """
     old, new = ([line.replace("x", k) for line in lines_of(100)] for k in "ab")
-    later = time.time() + 1000  # by the server's clock
+    later = int(time.time()) + 1000  # by the server's clock
 
     def written_meanwhile(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
         def once_more() -> list[SourceFile]:
-            web.put(old, later)
+            nonlocal later
+            web.put(old, later := later + 1)
             return again()
 
         return settled(found, once_more)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import itertools
 import os
 import pickle
 import re
@@ -485,12 +486,20 @@ def test_what_a_web_server_tells_of_a_file_that_was_just_written(
 
 
 def test_files_are_settled_that_are_the_same_a_second_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by a store's clock that is ahead; not those that were written meanwhile, which are waited for once."""
+    """Also by a store's clock that is ahead; those that were written meanwhile a little later, and not those that are
+    written all the time.
+    """
     monkeypatch.setattr(listing, "_SECOND", 0.01)
     young = listing._young(int(time.time()) + 1000)
     before = [SourceFile("a", 1, "s", young), SourceFile("b", 1, "s", young), SourceFile("c", 1, "s", "inode")]
-    now = [before[0], SourceFile("b", 1, "t", young), before[2], SourceFile("d", 1, "t", young)]
-    assert [f.touched for f in listing.settled(before, lambda: now)] == ["", young, "inode", young]
+    writings = itertools.count()
+
+    def again() -> list[SourceFile]:
+        busy = SourceFile("d", 1, f"{next(writings)}", young)
+        return [before[0], SourceFile("b", 1, "t", young), before[2], busy]
+
+    assert [f.touched for f in listing.settled(before, again)] == ["", "", "inode", young]
+    assert next(writings) == listing._LOOKS
     assert listing.settled(before[2:], list) == before[2:]
 
 

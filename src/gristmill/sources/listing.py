@@ -149,6 +149,7 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
 
 _GRAIN = 2.0  # seconds for which a time may yet be that of another writing: one, and as much for clocks that differ
 _YOUNG = "young:"
+_LOOKS = 3  # after the first
 _SECOND = 1.05  # a little more than what times are told in: a file that is the same so long after has had its second
 
 
@@ -168,15 +169,19 @@ def is_young(touched: str) -> bool:
 
 def settled(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> list[SourceFile]:
     """Files as they were `found`; if some are young, as found once more `again` a moment later: whatever clocks say,
-    what comes after that has another time. Those written meanwhile are still young.
+    what comes after that has another time. Those written meanwhile are young as well, and looked at again, but not for
+    ever: in some folders there is always one.
     """
-    ends = [float(f.touched.split(":")[1]) for f in found if is_young(f.touched)]
-    if not ends:
-        return found
-    time.sleep(min(_SECOND, max(0.0, max(ends) - time.time())))
-    known = {(f.path, f.size, f.stamp) for f in found}
-    now = again()
-    return [replace(f, touched="") if is_young(f.touched) and (f.path, f.size, f.stamp) in known else f for f in now]
+    for _ in range(_LOOKS):
+        ends = [float(f.touched.split(":")[1]) for f in found if is_young(f.touched)]
+        if not ends:
+            break
+        time.sleep(min(_SECOND, max(0.0, max(ends) - time.time())))
+        known = {(f.path, f.size, f.stamp) for f in found}
+        found = [
+            replace(f, touched="") if is_young(f.touched) and (f.path, f.size, f.stamp) in known else f for f in again()
+        ]
+    return found
 
 
 def same_time(one: str, other: str) -> bool:
