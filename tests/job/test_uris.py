@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gristmill.job.uris import redact
+from gristmill.job.uris import local_path, redact
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,11 @@ from gristmill.job.uris import redact
 def test_secrets_go_and_the_name_stays(given: str, shown: str) -> None:
     """Passwords, tokens and signatures are taken out; what names the file is not."""
     assert redact(given) == shown
+
+
+def test_a_local_address_with_one_slash() -> None:
+    """As Spark writes it: no folder called `file:` in the current one."""
+    assert local_path("file:/data/a%20b") == local_path("file:///data/a%20b") == "/data/a b"
 
 
 def test_a_new_signature_names_the_same_file() -> None:

@@ -61,6 +61,7 @@ _SAS = frozenset(
 )
 QUERY = re.compile(r"\?(?=[\w.\-]+=)")  # elsewhere a question mark is a wildcard
 _ONE_STORE = {"gcs": "gs", "s3a": "s3", "s3n": "s3", "abfs": "abfss", "az": "abfss", "wasb": "wasbs", "http": "https"}
+_ONE_SLASH = re.compile(r"file:/(?!/)", re.IGNORECASE)
 _GENERATION = re.compile(r"(.*[^@/])/?@(\d+|staged)")
 _KEPT_USER = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "az"})  # what precedes @ names the container
 
@@ -71,7 +72,11 @@ def is_local(uri: str) -> bool:
 
 
 def local_path(uri: str) -> str:
-    """The absolute path of a local address: `~` is the home folder, and `%20` in a `file://` one a space."""
+    """The absolute path of a local address: `~` is the home folder, and `%20` in a `file://` one a space. Spark and Java
+    write `file:/PATH`.
+    """
+    if _ONE_SLASH.match(uri):
+        return os.path.abspath(unquote(uri[len("file:") :]))
     scheme, separator, rest = uri.partition("://")
     if separator and scheme.lower() in ("file", "local"):
         uri = unquote(rest.removeprefix("localhost/" if rest.startswith("localhost/") else ""))
