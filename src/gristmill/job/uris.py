@@ -72,8 +72,8 @@ def is_local(uri: str) -> bool:
 
 
 def local_path(uri: str) -> str:
-    """The absolute path of a local address: `~` is the home folder, and `%20` in a `file://` one a space. Spark and Java
-    write `file:/PATH`.
+    """The absolute path of a local address: `~` is the home folder, and `%20` in a `file://` one a space. Spark and
+    Java write `file:/PATH`.
     """
     if _ONE_SLASH.match(uri):
         return os.path.abspath(unquote(uri[len("file:") :]))
