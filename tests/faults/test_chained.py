@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
+import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +191,28 @@ def test_a_sink_in_an_archive(source: str, root: str, tmp_path: Path) -> None:  
     assert scored(tmp_path / "all", f"zip://out::file://{archive}")[0] == list(range(30))
     with pytest.raises(gm.BadSource, match=r"zip://out/part-0000000.g2.parquet::.*which has not published it"):
         scored(tmp_path / "no", f"zip://out/part-0000000.g2.parquet::file://{archive}")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_sink_that_is_a_whole_archive(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed from within its folder while a restart published: rows once, and keys of the result's types."""
+    one = str(tmp_path / "one")
+
+    def score(low: int, **verbs: Any) -> None:
+        rows = pa.table({"id": range(low, low + 4), "k": ["1", "2", "1", "2"]})
+        gm.Job(rows, same, gm.sink(one, keep=["id", "k"], partition_by=["k"]), workers=0).run(**verbs)
+
+    score(0)
+    monkeypatch.setattr(publishing.publish, "publish", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(10, restart=True)
+    monkeypatch.undo()
+    archive, zipped = str(tmp_path / f"backup.{kind}"), partial(zipfile.ZipFile, strict_timestamps=False)
+    with zipped(archive, "w") if kind == "zip" else tarfile.open(archive, "w") as packed:
+        add = packed.write if isinstance(packed, zipfile.ZipFile) else packed.add
+        for file in filter(Path.is_file, Path(one).rglob("*")):
+            add(file, str(file.relative_to(one)))
+    uri = f"{kind}://**/*.parquet::file://{archive}"
+    report = gm.Job(uri, same, gm.sink(str(tmp_path / "two"), keep=["id", "k"]), workers=0).run()
+    table = report.read().to_table()
+    assert sorted(table["id"].to_pylist()) == [0, 1, 2, 3] and table.schema.field("k").type == pa.string()

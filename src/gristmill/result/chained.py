@@ -34,21 +34,27 @@ Kinds = Mapping[str, pa.DataType]
 
 
 class Stored:
-    """The records of sinks in a file system of a source, opened as its files are: as much of `Files` as is needed."""
+    """The records of sinks in a file system of a source, opened as its files are: as much of `Files` as is needed.
+    `rooted`: its paths begin with a slash, which those in an archive do not.
+    """
 
     free_links, server = False, ""
 
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
+    def __init__(self, listing: Listing, rooted: bool) -> None:
+        self._listing, self._rooted = listing, rooted
+
+    def _own(self, path: str) -> str:
+        """A path that was joined to a root, which is empty at the top of a file system."""
+        return path if self._rooted else path.lstrip("/")
 
     def read(self, path: str) -> bytes:
         """All of a file. Raises FileNotFoundError."""
-        with self._listing.open(path) as file:
+        with self._listing.open(self._own(path)) as file:
             return bytes(file.read())
 
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder."""
-        return [e.name for e in self._listing.entries(folder, lambda _: True) if not e.folder]
+        return [e.name for e in self._listing.entries(self._own(folder), lambda _: True) if not e.folder]
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Many at once, where the file system's client is known to allow it."""
@@ -63,11 +69,11 @@ class Stored:
 
 @dataclass(frozen=True)
 class Published:
-    """A sink, at `root`: the numbers of its generations, and of its result that of the latest one in it (0: there is
-    none), the size of each file, and the types of the columns in its folder names.
+    """A sink, whose files' paths begin with `start`: the numbers of its generations, and of its result that of the
+    latest one in it (0: there is none), the size of each file, and the types of the columns in its folder names.
     """
 
-    root: str
+    start: str
     claims: frozenset[int]
     newest: int
     sizes: Mapping[str, int]
@@ -78,10 +84,11 @@ class Published:
     planned: dict[int, Sequence[str] | None] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def at(mount: Mount, files: Files, root: str) -> Published | None:
-        """The sink in a folder; None if there is none, or if nobody may look: a folder above a source need not be
-        theirs who read that.
+    def at(mount: Mount, files: Files, start: str) -> Published | None:
+        """The sink in a folder, by what its files' paths begin with; None if there is none, or if nobody may look: a
+        folder above a source need not be theirs who read that.
         """
+        root = start.rstrip("/")
         try:
             claims = frozenset(numbers(root, files))
         except (BadSource, PermissionError):
@@ -90,20 +97,25 @@ class Published:
             return None
         result = latest(root, files)
         if result is None:
-            return Published(root, claims, 0, {}, {}, mount, files, None)
+            return Published(start, claims, 0, {}, {}, mount, files, None)
         keys, schema = result.body.partition_by, decode_schema(result.body.output_schema)
         kinds = {n: schema.field(n).type for n in keys if n in schema.names}
         sizes = {f.name: f.bytes for f in result.live()}
-        return Published(root, claims, result.generation, sizes, kinds, mount, files, result)
+        return Published(start, claims, result.generation, sizes, kinds, mount, files, result)
+
+    @property
+    def root(self) -> str:
+        """Its folder; empty for the top of a file system."""
+        return self.start.rstrip("/")
 
     @property
     def shown(self) -> str:
         """Its folder, as people see it."""
-        return self.mount.public(self.root)
+        return _public(self.mount, self.start)
 
     def path(self, name: str) -> str:
         """The path of one of its files in a source."""
-        return self.mount.public(join(self.root, name))
+        return self.mount.public(self.start + name)
 
     def writes(self, name: str) -> bool:
         """Whether a generation of this sink has or had this name for a file: one that it began, where it has parts."""
@@ -231,26 +243,29 @@ def _answered() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of a source, and the folders that the sink of a part in it may be, the highest first, each by its path
-    as people see it.
+    """A folder of a source, and the folders that the sink of a part in it may be, the highest first: each by its path
+    as people see it, with what paths of files in it begin with.
     """
 
     mount: Mount
-    path: str
+    start: str
     roots: Mapping[str, str]
 
     @staticmethod
-    def of(mount: Mount, path: str) -> _Folder:
+    def of(mount: Mount, start: str) -> _Folder:
         # Not above a file of a web server, which has no folders.
-        return _Folder(mount, path, {mount.public(r): r for r in _roots(path) if r.startswith(mount.inner_prefix)})
+        roots = [r for r in _roots(start) if r.startswith(mount.inner_prefix)]
+        return _Folder(mount, start, {_public(mount, r): r for r in roots})
 
     def above(self, sinks: Mapping[str, Published]) -> Published | None:
         """The nearest of these sinks that it is in."""
-        folder = self.path
-        while sinks and folder:
-            if (found := sinks.get(self.mount.public(folder))) is not None:
+        start = self.start
+        while sinks:
+            if (found := sinks.get(_public(self.mount, start))) is not None:
                 return found
-            folder = folder.rpartition("/")[0]
+            if not start.strip("/"):
+                break
+            start = _higher(start)
         return None
 
 
@@ -269,10 +284,10 @@ class _Part:
     def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder]) -> _Part:
         mount = fs.mount(path)
         inner = mount.inner(path) if mount.prefix else os.path.abspath(path).replace(os.sep, "/")
-        folder, _, name = inner.rpartition("/")
-        key = (mount.prefix, mount.suffix, folder)
+        name = inner.rpartition("/")[2]
+        key = (mount.prefix, mount.suffix, inner[: len(inner) - len(name)])
         if key not in folders:
-            folders[key] = _Folder.of(mount, folder)
+            folders[key] = _Folder.of(mount, key[2])
         return _Part(path, inner, folders[key], _generation(name))
 
     def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, bool]:
@@ -280,24 +295,36 @@ class _Part:
         else the nearest.
         """
         found: Published | None = None
-        for public, root in self.folder.roots.items():
+        for public, start in self.folder.roots.items():
             sink = known.get(public)
-            if sink is not None and (name := self.path[len(root) + 1 :]) in sink.sizes:
+            if sink is not None and (name := self.path[len(start) :]) in sink.sizes:
                 return sink, True
             if sink is not None and sink.writes(name):
                 found = sink
         return found, False
 
 
-def _roots(folder: str) -> list[str]:
+def _public(mount: Mount, start: str) -> str:
+    """A folder as people see it, from what paths in it begin with; of a bucket or an archive its address."""
+    folder = start.rstrip("/")
+    return mount.public(folder if folder.startswith(mount.inner_prefix) else start)
+
+
+def _higher(start: str) -> str:
+    """What paths in the folder above begin with."""
+    folder = start.rstrip("/")
+    return folder[: len(folder) - len(folder.rpartition("/")[2])]
+
+
+def _roots(start: str) -> list[str]:
     """What may be the root of a sink that has a part in this folder, the highest first: parts are there, or below in
     folders named `name=value`.
     """
-    if f"/{META}/" in f"{folder}/":
-        return [f"{folder}/".partition(f"/{META}/")[0]]
-    found = [folder]
-    while (name := found[-1].rpartition("/")[2]) == _LETTERS or name.find("=") > 0:
-        found.append(found[-1].rpartition("/")[0])
+    if (hidden := f"/{start}".find(f"/{META}/")) >= 0:
+        return [start[:hidden]]
+    found = [start]
+    while (name := found[-1].rstrip("/").rpartition("/")[2]) == _LETTERS or name.find("=") > 0:
+        found.append(_higher(found[-1]))
     return found[::-1]
 
 
@@ -311,11 +338,12 @@ def _sinks(parts: list[_Part]) -> dict[str, Published | None]:
     while parts := [p for p in parts if depth < len(p.folder.roots) and not p.owner(known)[1]]:
         wanted: dict[tuple[str, str], tuple[Mount, dict[str, str]]] = {}
         for folder in {id(p.folder): p.folder for p in parts}.values():
-            mount, (public, root) = folder.mount, list(folder.roots.items())[depth]
+            mount, (public, start) = folder.mount, list(folder.roots.items())[depth]
             if public not in known:
-                wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = root
+                wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = start
         for key, (mount, roots) in wanted.items():
-            files = layers.setdefault(key, cast(Files, Stored(mount.listing)) if mount.prefix else LOCAL)
+            rooted = next(iter(roots.values())).startswith("/")
+            files = layers.setdefault(key, cast(Files, Stored(mount.listing, rooted)) if mount.prefix else LOCAL)
             known.update(zip(roots, files.map(partial(Published.at, mount, files), roots.values()), strict=True))
         depth += 1
     return known
