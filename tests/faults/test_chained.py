@@ -216,3 +216,33 @@ def test_a_sink_that_is_a_whole_archive(kind: str, tmp_path: Path, monkeypatch: 
     report = gm.Job(uri, same, gm.sink(str(tmp_path / "two"), keep=["id", "k"]), workers=0).run()
     table = report.read().to_table()
     assert sorted(table["id"].to_pylist()) == [0, 1, 2, 3] and table.schema.field("k").type == pa.string()
+
+
+def test_a_link_to_a_folder_of_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Does not lead past what is published: by the link, by what holds it, and by a pattern; nor does a link below it,
+    or one to a folder on another disk that the sink has in the place of its own.
+    """
+    one, into = str(tmp_path / "one"), tmp_path / "exchange"
+
+    def score(low: int, **verbs: Any) -> None:
+        rows = pa.table({"id": range(low, low + 4), "k": ["1", "2", "1", "2"], "m": ["x"] * 4})
+        gm.Job(rows, same, gm.sink(one, keep=["id", "k", "m"], partition_by=["k", "m"]), workers=0).run(**verbs)
+
+    score(0)
+    shutil.move(f"{one}/k=2", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", f"{one}/k=2")
+    monkeypatch.setattr(publishing.publish, "publish", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(10, restart=True)
+    monkeypatch.undo()
+    assert len(list(Path(one).rglob("k=1/*/part*"))) == 2, "files of both are there"
+    into.mkdir()
+    os.symlink(f"{one}/k=1", into / "today")
+    os.symlink(into / "today" / "m=x", tmp_path / "again")
+    for n, uri in enumerate((into / "today", into, f"{into}/*", f"{into}/today/m=x", tmp_path / "again")):
+        ids, report = scored(tmp_path / f"out{n}", str(uri))
+        assert ids == [0, 2] and report.notes == ()
+    assert scored(tmp_path / "whole", one)[0] == [0, 1, 2, 3]
+    os.truncate(f"{one}/k=1/m=x/part-0000000.g1.parquet", 100)
+    with pytest.raises(gm.BadSource, match=r"today/m=x/part-0000000.g1.parquet: is published, but has 100 of its"):
+        scored(tmp_path / "no", str(into))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pyarrow as pa
 
@@ -144,9 +144,9 @@ class Published:
 @dataclass(frozen=True)
 class Chained:
     """The files of a source, without those that are `left` out: of a sink, but not of what it has published. By path,
-    the types of columns in a sink's folder names; and the sinks that were found, by their folders; `read` are the
-    folders of those with files here. `others` are here, in the folder of a sink, and have names as it gives, but are
-    not its own.
+    the types of columns in a sink's folder names; and the sinks that were found, by their folders; by folder `read` has
+    the files here of a sink, by their names in it. `others` are here, in the folder of a sink, and have names as it
+    gives, but are not its own.
     """
 
     files: list[SourceFile]
@@ -154,16 +154,16 @@ class Chained:
     sinks: Mapping[str, Published]
     left: list[tuple[_Part, Published]]
     others: list[tuple[_Part, Published]]
-    read: set[str]
+    read: dict[str, dict[str, SourceFile]]
 
     def add(self, file: SourceFile, part: _Part | None, known: Mapping[str, Published | None]) -> None:
         """One more file, which may be a part of a sink."""
-        sink, published = (None, True) if part is None else part.owner(known)
-        if part is not None and sink is not None and not published:
+        sink, name = (None, "") if part is None else part.owner(known)
+        if part is not None and sink is not None and not name:
             self.left.append((part, sink))
             return
         if sink is not None:
-            self.read.add(sink.shown)
+            self.read.setdefault(sink.shown, {})[name] = file
             if sink.keys:
                 self.kinds[file.path] = sink.keys
         elif part is not None and (above := part.folder.above(self.sinks)) is not None:
@@ -220,11 +220,13 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile]) -> Chained:
     at once.
     """
     folders: dict[tuple[str, str, str], _Folder] = {}
-    parts = {f.path: part for f in listed if _PART.search(f.path) and (part := _Part.of(fs, f.path, folders)).number}
+    real: dict[str, str] = {}
+    named = [f.path for f in listed if _PART.search(f.path)]
+    parts = {path: part for path in named if (part := _Part.of(fs, path, folders, real)).number}
     with _answered():
         known = _sinks(list(parts.values()))
         sinks = {folder: sink for folder, sink in known.items() if sink is not None}
-        found = Chained([], {}, sinks, [], [], set())
+        found = Chained([], {}, sinks, [], [], {})
         for file in listed:
             found.add(file, parts.get(file.path), known)
     return found
@@ -243,19 +245,23 @@ def _answered() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of a source, and the folders that the sink of a part in it may be, the highest first: each by its path
-    as people see it, with what paths of files in it begin with.
+    """A folder of a source, and the folders that the sink of a part in it may be, the highest first, those that a link
+    leads to last: each by its path as people see it, with what paths of files in it begin with, and what the names
+    within that sink of files in this folder begin with.
     """
 
     mount: Mount
     start: str
-    roots: Mapping[str, str]
+    roots: Mapping[str, tuple[str, str]]
 
     @staticmethod
-    def of(mount: Mount, start: str) -> _Folder:
+    def of(mount: Mount, start: str, real: dict[str, str]) -> _Folder:
         # Not above a file of a web server, which has no folders.
-        roots = [r for r in _roots(start) if r.startswith(mount.inner_prefix)]
-        return _Folder(mount, start, {_public(mount, r): r for r in roots})
+        found = {r: start[len(r) :] for r in _roots(start) if r.startswith(mount.inner_prefix)}
+        if not mount.prefix and (there := _real(start[:-1], real) + "/") != start:
+            known = {_real(r[:-1], real) for r in found}
+            found |= {r: there[len(r) :] for r in _roots(there) if r[:-1] not in known}
+        return _Folder(mount, start, {_public(mount, r): (r, below) for r, below in found.items()})
 
     def above(self, sinks: Mapping[str, Published]) -> Published | None:
         """The nearest of these sinks that it is in."""
@@ -271,43 +277,54 @@ class _Folder:
 
 @dataclass(frozen=True)
 class _Part:
-    """A file with a name as sinks give: its path as people see it, and in its file system; the number of the generation
-    (0: it has no such name after all).
+    """A file with a name as sinks give: its path as people see it, its name in its folder, and the number of the
+    generation (0: it has no such name after all).
     """
 
     shown: str
-    path: str
+    name: str
     folder: _Folder
     number: int
 
     @staticmethod
-    def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder]) -> _Part:
+    def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder], real: dict[str, str]) -> _Part:
         mount = fs.mount(path)
         inner = mount.inner(path) if mount.prefix else os.path.abspath(path).replace(os.sep, "/")
         name = inner.rpartition("/")[2]
         key = (mount.prefix, mount.suffix, inner[: len(inner) - len(name)])
         if key not in folders:
-            folders[key] = _Folder.of(mount, key[2])
-        return _Part(path, inner, folders[key], _generation(name))
+            folders[key] = _Folder.of(mount, key[2], real)
+        return _Part(path, name, folders[key], _generation(name))
 
-    def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, bool]:
-        """The sink that it is of, and whether it is published there: of two that it may be, the one that published it,
-        else the nearest.
+    def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, str]:
+        """The sink that it is of, and its name there if it is published: of two that it may be, the one that published
+        it, else the nearest.
         """
         found: Published | None = None
-        for public, start in self.folder.roots.items():
-            sink = known.get(public)
-            if sink is not None and (name := self.path[len(start) :]) in sink.sizes:
-                return sink, True
+        for public, (_, below) in self.folder.roots.items():
+            sink, name = known.get(public), below + self.name
+            if sink is not None and name in sink.sizes:
+                return sink, name
             if sink is not None and sink.writes(name):
                 found = sink
-        return found, False
+        return found, ""
 
 
 def _public(mount: Mount, start: str) -> str:
     """A folder as people see it, from what paths in it begin with; of a bucket or an archive its address."""
     folder = start.rstrip("/")
     return mount.public(folder if folder.startswith(mount.inner_prefix) else start)
+
+
+def _real(folder: str, known: dict[str, str]) -> str:
+    """`os.path.realpath` of an absolute folder, with one look for each folder of all of them."""
+    if folder not in known:
+        above, _, name = folder.rpartition("/")
+        if os.path.islink(folder):
+            known[folder] = os.path.realpath(folder).replace(os.sep, "/").rstrip("/")
+        else:
+            known[folder] = f"{_real(above, known)}/{name}" if above else folder
+    return known[folder]
 
 
 def _higher(start: str) -> str:
@@ -338,7 +355,7 @@ def _sinks(parts: list[_Part]) -> dict[str, Published | None]:
     while parts := [p for p in parts if depth < len(p.folder.roots) and not p.owner(known)[1]]:
         wanted: dict[tuple[str, str], tuple[Mount, dict[str, str]]] = {}
         for folder in {id(p.folder): p.folder for p in parts}.values():
-            mount, (public, start) = folder.mount, list(folder.roots.items())[depth]
+            mount, (public, (start, _)) = folder.mount, list(folder.roots.items())[depth]
             if public not in known:
                 wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = start
         for key, (mount, roots) in wanted.items():
@@ -365,19 +382,24 @@ def _segments(columns: Sequence[str]) -> list[str]:
 
 def _check_whole(found: Chained) -> None:
     """Raises BadSource if a published file of a sink that is read was truncated, or is gone while others remain."""
-    sizes = {f.path: f.size for f in found.files}
     for sink in found.sinks.values():
         there: dict[str, set[str]] = {}  # by folder; of one of which a file is not listed, as a pattern picks some
-        read = {name.rpartition("/")[0] for name in sink.sizes if sink.path(name) in sizes}
+        listed = found.read.get(sink.shown, {})
+        read = {name.rpartition("/")[0] for name in listed}
         for name, size in sink.sizes.items():
             folder, _, base = name.rpartition("/")
-            if folder not in read or not _PART.match(base) or sizes.get(path := sink.path(name)) == size:
+            if folder not in read or not _PART.match(base) or (name in listed and listed[name].size == size):
                 continue
-            if path not in sizes and folder not in there:
+            if name not in listed and folder not in there:
                 there[folder] = set(sink.files.names(join(sink.root, folder) if folder else sink.root))
-            if path in sizes or base not in there[folder]:
-                what = f"has {sizes[path]:,} of its {size:,} bytes" if path in sizes else "the file is gone"
-                raise BadSource(
-                    f"{path}: is published, but {what}: run the job of that sink again, which restores it if "
-                    "its rows are still kept"
-                )
+            if name in listed:
+                _refuse_lost(listed[name].path, f"has {listed[name].size:,} of its {size:,} bytes")
+            elif base not in there[folder]:
+                _refuse_lost(sink.path(name), "the file is gone")
+
+
+def _refuse_lost(path: str, what: str) -> NoReturn:
+    raise BadSource(
+        f"{path}: is published, but {what}: run the job of that sink again, which restores it if its rows are still "
+        "kept"
+    )
