@@ -246,3 +246,18 @@ def test_a_link_to_a_folder_of_a_sink(tmp_path: Path, monkeypatch: pytest.Monkey
     os.truncate(f"{one}/k=1/m=x/part-0000000.g1.parquet", 100)
     with pytest.raises(gm.BadSource, match=r"today/m=x/part-0000000.g1.parquet: is published, but has 100 of its"):
         scored(tmp_path / "no", str(into))
+
+
+@pytest.mark.parametrize("form", ["", "/..", "/**/*.parquet", "/k=*", "/k=[12]/part*"])
+def test_the_only_file_of_a_folder_that_is_gone(at: Any, form: str, tmp_path: Path) -> None:
+    """Is missed by whoever asks for it, however, and not by who reads other folders."""
+    one = str(tmp_path / "sinks" / "one")
+    rows = pa.table({"id": range(4), "k": ["1", "2", "1", "2"]})
+    gm.Job(rows, same, gm.sink(one, keep=["id", "k"], partition_by=["k"]), workers=0).run()
+    shutil.rmtree(f"{one}/k=2")
+    where = at(one)
+    uri = where + form if form != "/.." else where.rpartition("/")[0]
+    with pytest.raises(gm.BadSource, match=f"{where}/k=2/part-0000000.g1.parquet: is published, but the file is gone"):
+        scored(tmp_path / "no", uri)
+    for n, form in enumerate(("/k=1", "/k=[13]/*.parquet", "/k=1/part-0000000.g1.parquet")):
+        assert scored(tmp_path / f"out{n}", where + form)[0] == [0, 2]

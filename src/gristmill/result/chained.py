@@ -171,8 +171,8 @@ class Chained:
         self.files.append(file)
 
     def refuse(self, uris: Sequence[str], outright: set[str]) -> None:
-        """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`; and if a
-        published file was cut, or is gone while others remain.
+        """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`, whose
+        URIs these are as paths are shown; and if a published file was cut, or is gone while others remain.
         """
         for part, sink in self.left:
             if part.shown in outright:
@@ -183,7 +183,7 @@ class Chained:
                 raise BadSource(f"{uri}: it is the sink of a run that has published nothing yet")
             raise BadSource(_not_published(uri, told))
         with _answered():
-            _check_whole(self)
+            _check_whole(self, outright)
 
     def notes(self) -> list[str]:
         """What may be missed, or come twice; nothing of a run that goes on from a result."""
@@ -380,26 +380,50 @@ def _segments(columns: Sequence[str]) -> list[str]:
     return [name.partition("=")[0] for name in whole.split("/") if name]
 
 
-def _check_whole(found: Chained) -> None:
-    """Raises BadSource if a published file of a sink that is read was truncated, or is gone while others remain."""
+def _check_whole(found: Chained, uris: Iterable[str]) -> None:
+    """Raises BadSource if a published file of a sink that is read was truncated, or is gone: of those that the source
+    asks for, and of those in a folder of which others are read.
+    """
     for sink in found.sinks.values():
         there: dict[str, set[str]] = {}  # by folder; of one of which a file is not listed, as a pattern picks some
-        listed = found.read.get(sink.shown, {})
+        listed, asked = found.read.get(sink.shown, {}), _asking(sink.mount, uris)
         read = {name.rpartition("/")[0] for name in listed}
         for name, size in sink.sizes.items():
             folder, _, base = name.rpartition("/")
-            if folder not in read or not _PART.match(base) or (name in listed and listed[name].size == size):
-                continue
-            if name not in listed and folder not in there:
-                there[folder] = set(sink.files.names(join(sink.root, folder) if folder else sink.root))
-            if name in listed:
+            if name in listed and listed[name].size != size:
                 _refuse_lost(listed[name].path, f"has {listed[name].size:,} of its {size:,} bytes")
-            elif base not in there[folder]:
-                _refuse_lost(sink.path(name), "the file is gone")
+            if name in listed or not _PART.match(base) or not (folder in read or asked(sink.path(name))):
+                continue
+            if folder not in there:
+                there[folder] = set(sink.files.names(join(sink.root, folder) if folder else sink.root))
+            if base not in there[folder]:
+                _refuse_lost(sink.path(name), "the file is gone", "" if folder in read else _ON_PURPOSE)
 
 
-def _refuse_lost(path: str, what: str) -> NoReturn:
+def _asking(mount: Mount, uris: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a folder or a pattern of these would read a file at a path of this file system."""
+    from gristmill.sources.paths import reads
+
+    def plain(shown: str) -> str:
+        rest = shown[len(mount.prefix) : len(shown) - len(mount.suffix)]
+        return f"at://top/{rest}" if mount.prefix else rest  # paths in archives have nothing before the first name
+
+    named = {plain(uri).rstrip("/") for uri in uris if mount.holds(uri) and ("://" in uri) == bool(mount.prefix)}
+    patterns = [uri for uri in named if any(c in uri for c in "*?[")]
+
+    def asked(shown: str) -> bool:
+        path = plain(shown)
+        above = (path[:i] for i, c in enumerate(path) if c == "/")
+        return any(reads(uri, path) for uri in (*(a for a in above if a in named), *patterns))
+
+    return asked
+
+
+_ON_PURPOSE = "; or name the folders to be read, if it was removed on purpose"
+
+
+def _refuse_lost(path: str, what: str, way: str = "") -> NoReturn:
     raise BadSource(
         f"{path}: is published, but {what}: run the job of that sink again, which restores it if its rows are still "
-        "kept"
+        f"kept{way}"
     )
