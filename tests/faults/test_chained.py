@@ -19,6 +19,8 @@ from test_generations import BEFORE_PUBLISHING, root, run, source  # noqa: F401 
 
 import gristmill as gm
 from gristmill.driver import publishing
+from gristmill.files.disk import LocalFiles
+from gristmill.sources.listing import FsspecListing
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -261,3 +263,38 @@ def test_the_only_file_of_a_folder_that_is_gone(at: Any, form: str, tmp_path: Pa
         scored(tmp_path / "no", uri)
     for n, form in enumerate(("/k=1", "/k=[13]/*.parquet", "/k=1/part-0000000.g1.parquet")):
         assert scored(tmp_path / f"out{n}", where + form)[0] == [0, 2]
+
+
+def test_records_that_may_not_be_read(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    at: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parts of several runs are refused with the way out, which goes on with a note; those of one run are told."""
+
+    def deny(kind: Any, method: str, error: OSError) -> None:
+        real = getattr(kind, method)
+
+        def look(self: Any, folder: str, *more: Any) -> Any:
+            if "/out/_gristmill" in folder:
+                raise error
+            return real(self, folder, *more)
+
+        monkeypatch.setattr(kind, method, look)
+
+    run(source, root)
+    run(source, root, restart=True, harm=BEFORE_PUBLISHING)
+    where = at(root)
+    deny(FsspecListing, "entries", OSError("AWS Error ACCESS_DENIED: Denied"))
+    deny(LocalFiles, "names", PermissionError(13, "Permission denied"))
+    for uri in (where, f"{where}/*.parquet", f"{where.rpartition('/')[0]}/**/part*"):
+        with pytest.raises(
+            gm.BadSource, match=r"out: has files .* of several runs \(g1, g2\).*/_gristmill: .*enied.*g2"
+        ):
+            scored(tmp_path / "no", uri)
+    ids, report = scored(tmp_path / "one", f"{where}/part-*.g1.*")
+    assert ids == list(range(30))
+    (note,) = report.notes
+    assert note.startswith(f"{where}/_gristmill: may not be read (") and note.endswith("g1.parquet and 2 more")

@@ -18,6 +18,7 @@ from gristmill.commit.publication import Publication, latest
 from gristmill.errors import BadSource, CorruptStore, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, META, join
+from gristmill.job.uris import redact
 from gristmill.process.pool import Pool
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.values import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gristmill.sources.paths import Mount, Storage
 
 _PART = re.compile(r"(?:part-\d{7,}|merged(?:-\d{7,})?)\.g(\d+)\.")
+_WILD = re.compile(r"[*?\[]")
 _LETTERS = "_dead"
 _AT_ONCE = 32  # sinks that are looked at, as by the file layer of a sink in a store
 
@@ -71,6 +73,7 @@ class Stored:
 class Published:
     """A sink, whose files' paths begin with `start`: the numbers of its generations, and of its result that of the
     latest one in it (0: there is none), the size of each file, and the types of the columns in its folder names.
+    If its records may not be read, `denied` says why, and nothing else is known, not even whether it is a sink.
     """
 
     start: str
@@ -81,18 +84,24 @@ class Published:
     mount: Mount = field(compare=False, repr=False)
     files: Files = field(compare=False, repr=False)
     result: Publication | None = field(compare=False, repr=False)
+    denied: str = ""
     planned: dict[int, Sequence[str] | None] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
     def at(mount: Mount, files: Files, start: str) -> Published | None:
-        """The sink in a folder, by what its files' paths begin with; None if there is none, or if nobody may look: a
-        folder above a source need not be theirs who read that.
-        """
-        root = start.rstrip("/")
+        """The sink in a folder, by what its files' paths begin with; None if there is none."""
         try:
-            claims = frozenset(numbers(root, files))
-        except (BadSource, PermissionError):
-            return None
+            return Published._found(mount, files, start)
+        except PermissionError as e:
+            denied = redact(e.strerror or str(e))
+        except BadSource as e:  # as those who wait for a store say it
+            denied = str(e)
+        return Published(start, frozenset(), 0, {}, {}, mount, files, None, denied)
+
+    @staticmethod
+    def _found(mount: Mount, files: Files, start: str) -> Published | None:
+        root = start.rstrip("/")
+        claims = frozenset(numbers(root, files))
         if not claims:
             return None
         result = latest(root, files)
@@ -137,7 +146,7 @@ class Published:
         try:
             folder = numbered(self.root, number, self.files).folder
             return PlanDocument.load_from(join(folder, PLAN), self.files).partition_by
-        except (FileNotFoundError, CorruptStore):
+        except (FileNotFoundError, CorruptStore, PermissionError, BadSource):
             return standing
 
 
@@ -146,7 +155,7 @@ class Chained:
     """The files of a source, without those that are `left` out: of a sink, but not of what it has published. By path,
     the types of columns in a sink's folder names; and the sinks that were found, by their folders; by folder `read` has
     the files here of a sink, by their names in it. `others` are here, in the folder of a sink, and have names as it
-    gives, but are not its own.
+    gives, but are not its own; `hidden` are here that may be of a sink whose records may not be read.
     """
 
     files: list[SourceFile]
@@ -155,6 +164,7 @@ class Chained:
     left: list[tuple[_Part, Published]]
     others: list[tuple[_Part, Published]]
     read: dict[str, dict[str, SourceFile]]
+    hidden: dict[str, tuple[Published, list[_Part]]]
 
     def add(self, file: SourceFile, part: _Part | None, known: Mapping[str, Published | None]) -> None:
         """One more file, which may be a part of a sink."""
@@ -166,13 +176,17 @@ class Chained:
             self.read.setdefault(sink.shown, {})[name] = file
             if sink.keys:
                 self.kinds[file.path] = sink.keys
-        elif part is not None and (above := part.folder.above(self.sinks)) is not None:
-            self.others.append((part, above))
+        elif part is not None:
+            if (above := part.folder.above(self.sinks)) is not None:
+                self.others.append((part, above))
+            if (denied := part.denied(known)) is not None:
+                self.hidden.setdefault(denied.shown, (denied, []))[1].append(part)
         self.files.append(file)
 
     def refuse(self, uris: Sequence[str], outright: set[str]) -> None:
         """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`, whose
-        URIs these are as paths are shown; and if a published file was cut, or is gone while others remain.
+        URIs these are as paths are shown; if a published file was cut, or is gone while others remain; and if files of
+        several generations may be of a sink of which it cannot be known what is published.
         """
         for part, sink in self.left:
             if part.shown in outright:
@@ -182,6 +196,10 @@ class Chained:
             if told is None:
                 raise BadSource(f"{uri}: it is the sink of a run that has published nothing yet")
             raise BadSource(_not_published(uri, told))
+        for sink, parts in self.hidden.values():
+            several = sorted({part.number for part in parts if part.shown not in outright})
+            if len(several) > 1 and _lists(sink, outright):
+                raise BadSource(_not_known(sink, several))
         with _answered():
             _check_whole(self, outright)
 
@@ -197,6 +215,10 @@ class Chained:
         for part, sink in ((part, sink) for part, sink in self.others if sink.shown in self.read):
             what = "files below this sink that have names as its parts, but are not its own, are read as well"
             found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
+        for sink, parts in self.hidden.values():
+            what = "whether files with names of a sink's parts are published is not known"
+            text = f"{sink.path(META)}: may not be read ({sink.denied}): {what}"
+            found[text] = [part.shown for part in parts]
         return [text + _some(paths) for text, paths in found.items()]
 
 
@@ -205,6 +227,15 @@ def _not_published(what: str, sink: Published) -> str:
     return (
         f"{what}: has the name of a part of the sink {sink.shown}, which {told}: name {sink.shown} to read its result; "
         "if it is another file, move it out of that folder"
+    )
+
+
+def _not_known(sink: Published, several: Sequence[int]) -> str:
+    return (
+        f"{sink.shown}: has files with names as a sink gives to those of several runs "
+        f"({', '.join(f'g{n}' for n in several)}), and which of them are published may not be read "
+        f"({sink.path(META)}: {sink.denied}): get the right to read that folder, or name the files of one run, as in "
+        f"part-*.g{several[-1]}.*"
     )
 
 
@@ -225,8 +256,8 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile]) -> Chained:
     parts = {path: part for path in named if (part := _Part.of(fs, path, folders, real)).number}
     with _answered():
         known = _sinks(list(parts.values()))
-        sinks = {folder: sink for folder, sink in known.items() if sink is not None}
-        found = Chained([], {}, sinks, [], [], {})
+        sinks = {folder: sink for folder, sink in known.items() if sink is not None and not sink.denied}
+        found = Chained([], {}, sinks, [], [], {}, {})
         for file in listed:
             found.add(file, parts.get(file.path), known)
     return found
@@ -308,6 +339,11 @@ class _Part:
             if sink is not None and sink.writes(name):
                 found = sink
         return found, ""
+
+    def denied(self, known: Mapping[str, Published | None]) -> Published | None:
+        """The first that it may be of whose records may not be read."""
+        looked = (known.get(public) for public in self.folder.roots)
+        return next((sink for sink in looked if sink is not None and sink.denied), None)
 
 
 def _public(mount: Mount, start: str) -> str:
@@ -404,19 +440,34 @@ def _asking(mount: Mount, uris: Iterable[str]) -> Callable[[str], bool]:
     """Whether a folder or a pattern of these would read a file at a path of this file system."""
     from gristmill.sources.paths import reads
 
-    def plain(shown: str) -> str:
-        rest = shown[len(mount.prefix) : len(shown) - len(mount.suffix)]
-        return f"at://top/{rest}" if mount.prefix else rest  # paths in archives have nothing before the first name
-
-    named = {plain(uri).rstrip("/") for uri in uris if mount.holds(uri) and ("://" in uri) == bool(mount.prefix)}
-    patterns = [uri for uri in named if any(c in uri for c in "*?[")]
+    named = set(_named(mount, uris))
+    patterns = [uri for uri in named if _WILD.search(uri)]
 
     def asked(shown: str) -> bool:
-        path = plain(shown)
+        path = _plain(mount, shown)
         above = (path[:i] for i, c in enumerate(path) if c == "/")
         return any(reads(uri, path) for uri in (*(a for a in above if a in named), *patterns))
 
     return asked
+
+
+def _lists(sink: Published, uris: Iterable[str]) -> bool:
+    """Whether one of these lists the folder of a sink itself, and not only folders in it."""
+    root = f"{_plain(sink.mount, sink.shown).rstrip('/')}/"
+    named = [(_WILD.split(uri)[0], uri) for uri in _named(sink.mount, uris)]
+    return any(root.startswith(f"{fixed if fixed == uri else fixed.rpartition('/')[0]}/") for fixed, uri in named)
+
+
+def _named(mount: Mount, uris: Iterable[str]) -> list[str]:
+    """Those of these, as paths are shown, that are in this file system, as `_plain`."""
+    here = [uri for uri in uris if mount.holds(uri) and ("://" in uri) == bool(mount.prefix)]
+    return [_plain(mount, uri).rstrip("/") for uri in here]
+
+
+def _plain(mount: Mount, shown: str) -> str:
+    """A path as one below a folder, which those in archives are not, without what follows it."""
+    rest = shown[len(mount.prefix) : len(shown) - len(mount.suffix)]
+    return f"at://top/{rest}" if mount.prefix else rest
 
 
 _ON_PURPOSE = "; or name the folders to be read, if it was removed on purpose"
