@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import tarfile
+import zipfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,8 @@ from test_generations import BEFORE_PUBLISHING, root, run, source  # noqa: F401 
 import gristmill as gm
 from gristmill.commit import publication
 from gristmill.driver import publishing
+from gristmill.files.disk import LocalFiles
+from gristmill.sources.listing import FsspecListing
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -227,3 +232,108 @@ def test_a_sink_in_an_archive(source: str, root: str, tmp_path: Path) -> None:  
     assert scored(tmp_path / "all", f"zip://out::file://{archive}")[0] == list(range(30))
     with pytest.raises(gm.BadSource, match=r"zip://out/part-0000000.g2.parquet::.*which has not published it"):
         scored(tmp_path / "no", f"zip://out/part-0000000.g2.parquet::file://{archive}")
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_sink_that_is_a_whole_archive(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed from within its folder while a restart published: rows once, and keys of the result's types."""
+    one = str(tmp_path / "one")
+
+    def score(low: int, **verbs: Any) -> None:
+        rows = pa.table({"id": range(low, low + 4), "k": ["1", "2", "1", "2"]})
+        gm.Job(rows, same, gm.sink(one, keep=["id", "k"], partition_by=["k"]), workers=0).run(**verbs)
+
+    score(0)
+    monkeypatch.setattr(publishing.publish, "publish", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(10, restart=True)
+    monkeypatch.undo()
+    archive, zipped = str(tmp_path / f"backup.{kind}"), partial(zipfile.ZipFile, strict_timestamps=False)
+    with zipped(archive, "w") if kind == "zip" else tarfile.open(archive, "w") as packed:
+        add = packed.write if isinstance(packed, zipfile.ZipFile) else packed.add
+        for file in filter(Path.is_file, Path(one).rglob("*")):
+            add(file, str(file.relative_to(one)))
+    uri = f"{kind}://**/*.parquet::file://{archive}"
+    report = gm.Job(uri, same, gm.sink(str(tmp_path / "two"), keep=["id", "k"]), workers=0).run()
+    table = report.read().to_table()
+    assert sorted(table["id"].to_pylist()) == [0, 1, 2, 3] and table.schema.field("k").type == pa.string()
+
+
+def test_a_link_to_a_folder_of_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Does not lead past what is published: by the link, by what holds it, and by a pattern; nor does a link below it,
+    or one to a folder on another disk that the sink has in the place of its own.
+    """
+    one, into = str(tmp_path / "one"), tmp_path / "exchange"
+
+    def score(low: int, **verbs: Any) -> None:
+        rows = pa.table({"id": range(low, low + 4), "k": ["1", "2", "1", "2"], "m": ["x"] * 4})
+        gm.Job(rows, same, gm.sink(one, keep=["id", "k", "m"], partition_by=["k", "m"]), workers=0).run(**verbs)
+
+    score(0)
+    shutil.move(f"{one}/k=2", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", f"{one}/k=2")
+    monkeypatch.setattr(publishing.publish, "publish", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score(10, restart=True)
+    monkeypatch.undo()
+    assert len(list(Path(one).rglob("k=1/*/part*"))) == 2, "files of both are there"
+    into.mkdir()
+    os.symlink(f"{one}/k=1", into / "today")
+    os.symlink(into / "today" / "m=x", tmp_path / "again")
+    for n, uri in enumerate((into / "today", into, f"{into}/*", f"{into}/today/m=x", tmp_path / "again")):
+        ids, report = scored(tmp_path / f"out{n}", str(uri))
+        assert ids == [0, 2] and report.notes == ()
+    assert scored(tmp_path / "whole", one)[0] == [0, 1, 2, 3]
+    os.truncate(f"{one}/k=1/m=x/part-0000000.g1.parquet", 100)
+    with pytest.raises(gm.BadSource, match=r"today/m=x/part-0000000.g1.parquet: is published, but has 100 of its"):
+        scored(tmp_path / "no", str(into))
+
+
+@pytest.mark.parametrize("form", ["", "/..", "/**/*.parquet", "/k=*", "/k=[12]/part*"])
+def test_the_only_file_of_a_folder_that_is_gone(at: Any, form: str, tmp_path: Path) -> None:
+    """Is missed by whoever asks for it, however, and not by who reads other folders."""
+    one = str(tmp_path / "sinks" / "one")
+    rows = pa.table({"id": range(4), "k": ["1", "2", "1", "2"]})
+    gm.Job(rows, same, gm.sink(one, keep=["id", "k"], partition_by=["k"]), workers=0).run()
+    shutil.rmtree(f"{one}/k=2")
+    where = at(one)
+    uri = where + form if form != "/.." else where.rpartition("/")[0]
+    with pytest.raises(gm.BadSource, match=f"{where}/k=2/part-0000000.g1.parquet: is published, but the file is gone"):
+        scored(tmp_path / "no", uri)
+    for n, form in enumerate(("/k=1", "/k=[13]/*.parquet", "/k=1/part-0000000.g1.parquet")):
+        assert scored(tmp_path / f"out{n}", where + form)[0] == [0, 2]
+
+
+def test_records_that_may_not_be_read(
+    source: str,  # noqa: F811
+    root: str,  # noqa: F811
+    at: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parts of several runs are refused with the way out, which goes on with a note; those of one run are told."""
+
+    def deny(kind: Any, method: str, error: OSError) -> None:
+        real = getattr(kind, method)
+
+        def look(self: Any, folder: str, *more: Any) -> Any:
+            if "/out/_gristmill" in folder:
+                raise error
+            return real(self, folder, *more)
+
+        monkeypatch.setattr(kind, method, look)
+
+    run(source, root)
+    run(source, root, restart=True, harm=BEFORE_PUBLISHING)
+    where = at(root)
+    deny(FsspecListing, "entries", OSError("AWS Error ACCESS_DENIED: Denied"))
+    deny(LocalFiles, "names", PermissionError(13, "Permission denied"))
+    for uri in (where, f"{where}/*.parquet", f"{where.rpartition('/')[0]}/**/part*"):
+        with pytest.raises(
+            gm.BadSource, match=r"out: has files .* of several runs \(g1, g2\).*/_gristmill: .*enied.*g2"
+        ):
+            scored(tmp_path / "no", uri)
+    ids, report = scored(tmp_path / "one", f"{where}/part-*.g1.*")
+    assert ids == list(range(30))
+    (note,) = report.notes
+    assert note.startswith(f"{where}/_gristmill: may not be read (") and note.endswith("g1.parquet and 2 more")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from gristmill.commit.publication import Publication, latest
 from gristmill.errors import BadSource, CorruptStore, RunFailed
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, META, join
+from gristmill.job.uris import redact
 from gristmill.process.pool import Pool
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.values import dataclass
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from gristmill.sources.paths import Mount, Storage
 
 _PART = re.compile(r"(?:part-\d{7,}|merged(?:-\d{7,})?)\.g(\d+)\.")
+_WILD = re.compile(r"[*?\[]")
 _LETTERS = "_dead"
 _AT_ONCE = 32  # sinks that are looked at, as by the file layer of a sink in a store
 
@@ -34,21 +36,27 @@ Kinds = Mapping[str, pa.DataType]
 
 
 class Stored:
-    """The records of sinks in a file system of a source, opened as its files are: as much of `Files` as is needed."""
+    """The records of sinks in a file system of a source, opened as its files are: as much of `Files` as is needed.
+    `rooted`: its paths begin with a slash, which those in an archive do not.
+    """
 
     free_links, server = False, ""
 
-    def __init__(self, listing: Listing) -> None:
-        self._listing = listing
+    def __init__(self, listing: Listing, rooted: bool) -> None:
+        self._listing, self._rooted = listing, rooted
+
+    def _own(self, path: str) -> str:
+        """A path that was joined to a root, which is empty at the top of a file system."""
+        return path if self._rooted else path.lstrip("/")
 
     def read(self, path: str) -> bytes:
         """All of a file. Raises FileNotFoundError."""
-        with self._listing.open(path) as file:
+        with self._listing.open(self._own(path)) as file:
             return bytes(file.read())
 
     def names(self, folder: str) -> list[str]:
         """Names of the files in a folder."""
-        return [e.name for e in self._listing.entries(folder, lambda _: True) if not e.folder]
+        return [e.name for e in self._listing.entries(self._own(folder), lambda _: True) if not e.folder]
 
     def map(self, work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         """Many at once, where the file system's client is known to allow it."""
@@ -63,11 +71,12 @@ class Stored:
 
 @dataclass(frozen=True)
 class Published:
-    """A sink, at `root`: the numbers of its generations, and of its result that of the latest one in it (0: there is
-    none), the size of each file, and the types of the columns in its folder names.
+    """A sink, whose files' paths begin with `start`: the numbers of its generations, and of its result that of the
+    latest one in it (0: there is none), the size of each file, and the types of the columns in its folder names.
+    If its records may not be read, `denied` says why, and nothing else is known, not even whether it is a sink.
     """
 
-    root: str
+    start: str
     claims: frozenset[int]
     newest: int
     sizes: Mapping[str, int]
@@ -75,35 +84,47 @@ class Published:
     mount: Mount = field(compare=False, repr=False)
     files: Files = field(compare=False, repr=False)
     result: Publication | None = field(compare=False, repr=False)
+    denied: str = ""
     planned: dict[int, Sequence[str] | None] = field(default_factory=dict, compare=False, repr=False)
 
     @staticmethod
-    def at(mount: Mount, files: Files, root: str) -> Published | None:
-        """The sink in a folder; None if there is none, or if nobody may look: a folder above a source need not be
-        theirs who read that.
-        """
+    def at(mount: Mount, files: Files, start: str) -> Published | None:
+        """The sink in a folder, by what its files' paths begin with; None if there is none."""
         try:
-            claims = frozenset(numbers(root, files))
-        except (BadSource, PermissionError):
-            return None
+            return Published._found(mount, files, start)
+        except PermissionError as e:
+            denied = redact(e.strerror or str(e))
+        except BadSource as e:  # as those who wait for a store say it
+            denied = str(e)
+        return Published(start, frozenset(), 0, {}, {}, mount, files, None, denied)
+
+    @staticmethod
+    def _found(mount: Mount, files: Files, start: str) -> Published | None:
+        root = start.rstrip("/")
+        claims = frozenset(numbers(root, files))
         if not claims:
             return None
         result = latest(root, files)
         if result is None:
-            return Published(root, claims, 0, {}, {}, mount, files, None)
+            return Published(start, claims, 0, {}, {}, mount, files, None)
         keys, schema = result.body.partition_by, decode_schema(result.body.output_schema)
         kinds = {n: schema.field(n).type for n in keys if n in schema.names}
         sizes = {f.name: f.bytes for f in result.live()}
-        return Published(root, claims, result.generation, sizes, kinds, mount, files, result)
+        return Published(start, claims, result.generation, sizes, kinds, mount, files, result)
+
+    @property
+    def root(self) -> str:
+        """Its folder; empty for the top of a file system."""
+        return self.start.rstrip("/")
 
     @property
     def shown(self) -> str:
         """Its folder, as people see it."""
-        return self.mount.public(self.root)
+        return _public(self.mount, self.start)
 
     def path(self, name: str) -> str:
         """The path of one of its files in a source."""
-        return self.mount.public(join(self.root, name))
+        return self.mount.public(self.start + name)
 
     def writes(self, name: str) -> bool:
         """Whether a generation of this sink has or had this name for a file: one that it began, where it has parts."""
@@ -125,16 +146,16 @@ class Published:
         try:
             folder = numbered(self.root, number, self.files).folder
             return PlanDocument.load_from(join(folder, PLAN), self.files).partition_by
-        except (FileNotFoundError, CorruptStore):
+        except (FileNotFoundError, CorruptStore, PermissionError, BadSource):
             return standing
 
 
 @dataclass(frozen=True)
 class Chained:
     """The files of a source, without those that are `left` out: of a sink, but not of what it has published. By path,
-    the types of columns in a sink's folder names; and the sinks that were found, by their folders; `read` are the
-    folders of those with files here. `others` are here, in the folder of a sink, and have names as it gives, but are
-    not its own.
+    the types of columns in a sink's folder names; and the sinks that were found, by their folders; by folder `read` has
+    the files here of a sink, by their names in it. `others` are here, in the folder of a sink, and have names as it
+    gives, but are not its own; `hidden` are here that may be of a sink whose records may not be read.
     """
 
     files: list[SourceFile]
@@ -142,25 +163,30 @@ class Chained:
     sinks: Mapping[str, Published]
     left: list[tuple[_Part, Published]]
     others: list[tuple[_Part, Published]]
-    read: set[str]
+    read: dict[str, dict[str, SourceFile]]
+    hidden: dict[str, tuple[Published, list[_Part]]]
 
     def add(self, file: SourceFile, part: _Part | None, known: Mapping[str, Published | None]) -> None:
         """One more file, which may be a part of a sink."""
-        sink, published = (None, True) if part is None else part.owner(known)
-        if part is not None and sink is not None and not published:
+        sink, name = (None, "") if part is None else part.owner(known)
+        if part is not None and sink is not None and not name:
             self.left.append((part, sink))
             return
         if sink is not None:
-            self.read.add(sink.shown)
+            self.read.setdefault(sink.shown, {})[name] = file
             if sink.keys:
                 self.kinds[file.path] = sink.keys
-        elif part is not None and (above := part.folder.above(self.sinks)) is not None:
-            self.others.append((part, above))
+        elif part is not None:
+            if (above := part.folder.above(self.sinks)) is not None:
+                self.others.append((part, above))
+            if (denied := part.denied(known)) is not None:
+                self.hidden.setdefault(denied.shown, (denied, []))[1].append(part)
         self.files.append(file)
 
     def refuse(self, uris: Sequence[str], outright: set[str]) -> None:
-        """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`; and if a
-        published file was cut, or is gone while others remain.
+        """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`, whose
+        URIs these are as paths are shown; if a published file was cut, or is gone while others remain; and if files of
+        several generations may be of a sink of which it cannot be known what is published.
         """
         for part, sink in self.left:
             if part.shown in outright:
@@ -170,8 +196,12 @@ class Chained:
             if told is None:
                 raise BadSource(f"{uri}: it is the sink of a run that has published nothing yet")
             raise BadSource(_not_published(uri, told))
+        for sink, parts in self.hidden.values():
+            several = sorted({part.number for part in parts if part.shown not in outright})
+            if len(several) > 1 and _lists(sink, outright):
+                raise BadSource(_not_known(sink, several))
         with _answered():
-            _check_whole(self)
+            _check_whole(self, outright)
 
     def notes(self) -> list[str]:
         """What may be missed, or come twice; nothing of a run that goes on from a result."""
@@ -185,6 +215,10 @@ class Chained:
         for part, sink in ((part, sink) for part, sink in self.others if sink.shown in self.read):
             what = "files below this sink that have names as its parts, but are not its own, are read as well"
             found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
+        for sink, parts in self.hidden.values():
+            what = "whether files with names of a sink's parts are published is not known"
+            text = f"{sink.path(META)}: may not be read ({sink.denied}): {what}"
+            found[text] = [part.shown for part in parts]
         return [text + _some(paths) for text, paths in found.items()]
 
 
@@ -193,6 +227,15 @@ def _not_published(what: str, sink: Published) -> str:
     return (
         f"{what}: has the name of a part of the sink {sink.shown}, which {told}: name {sink.shown} to read its result; "
         "if it is another file, move it out of that folder"
+    )
+
+
+def _not_known(sink: Published, several: Sequence[int]) -> str:
+    return (
+        f"{sink.shown}: has files with names as a sink gives to those of several runs "
+        f"({', '.join(f'g{n}' for n in several)}), and which of them are published may not be read "
+        f"({sink.path(META)}: {sink.denied}): get the right to read that folder, or name the files of one run, as in "
+        f"part-*.g{several[-1]}.*"
     )
 
 
@@ -208,11 +251,13 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile]) -> Chained:
     at once.
     """
     folders: dict[tuple[str, str, str], _Folder] = {}
-    parts = {f.path: part for f in listed if _PART.search(f.path) and (part := _Part.of(fs, f.path, folders)).number}
+    real: dict[str, str] = {}
+    named = [f.path for f in listed if _PART.search(f.path)]
+    parts = {path: part for path in named if (part := _Part.of(fs, path, folders, real)).number}
     with _answered():
         known = _sinks(list(parts.values()))
-        sinks = {folder: sink for folder, sink in known.items() if sink is not None}
-        found = Chained([], {}, sinks, [], [], set())
+        sinks = {folder: sink for folder, sink in known.items() if sink is not None and not sink.denied}
+        found = Chained([], {}, sinks, [], [], {}, {})
         for file in listed:
             found.add(file, parts.get(file.path), known)
     return found
@@ -231,73 +276,108 @@ def _answered() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of a source, and the folders that the sink of a part in it may be, the highest first, each by its path
-    as people see it.
+    """A folder of a source, and the folders that the sink of a part in it may be, the highest first, those that a link
+    leads to last: each by its path as people see it, with what paths of files in it begin with, and what the names
+    within that sink of files in this folder begin with.
     """
 
     mount: Mount
-    path: str
-    roots: Mapping[str, str]
+    start: str
+    roots: Mapping[str, tuple[str, str]]
 
     @staticmethod
-    def of(mount: Mount, path: str) -> _Folder:
+    def of(mount: Mount, start: str, real: dict[str, str]) -> _Folder:
         # Not above a file of a web server, which has no folders.
-        return _Folder(mount, path, {mount.public(r): r for r in _roots(path) if r.startswith(mount.inner_prefix)})
+        found = {r: start[len(r) :] for r in _roots(start) if r.startswith(mount.inner_prefix)}
+        if not mount.prefix and (there := _real(start[:-1], real) + "/") != start:
+            known = {_real(r[:-1], real) for r in found}
+            found |= {r: there[len(r) :] for r in _roots(there) if r[:-1] not in known}
+        return _Folder(mount, start, {_public(mount, r): (r, below) for r, below in found.items()})
 
     def above(self, sinks: Mapping[str, Published]) -> Published | None:
         """The nearest of these sinks that it is in."""
-        folder = self.path
-        while sinks and folder:
-            if (found := sinks.get(self.mount.public(folder))) is not None:
+        start = self.start
+        while sinks:
+            if (found := sinks.get(_public(self.mount, start))) is not None:
                 return found
-            folder = folder.rpartition("/")[0]
+            if not start.strip("/"):
+                break
+            start = _higher(start)
         return None
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A file with a name as sinks give: its path as people see it, and in its file system; the number of the generation
-    (0: it has no such name after all).
+    """A file with a name as sinks give: its path as people see it, its name in its folder, and the number of the
+    generation (0: it has no such name after all).
     """
 
     shown: str
-    path: str
+    name: str
     folder: _Folder
     number: int
 
     @staticmethod
-    def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder]) -> _Part:
+    def of(fs: Storage, path: str, folders: dict[tuple[str, str, str], _Folder], real: dict[str, str]) -> _Part:
         mount = fs.mount(path)
         inner = mount.inner(path) if mount.prefix else os.path.abspath(path).replace(os.sep, "/")
-        folder, _, name = inner.rpartition("/")
-        key = (mount.prefix, mount.suffix, folder)
+        name = inner.rpartition("/")[2]
+        key = (mount.prefix, mount.suffix, inner[: len(inner) - len(name)])
         if key not in folders:
-            folders[key] = _Folder.of(mount, folder)
-        return _Part(path, inner, folders[key], _generation(name))
+            folders[key] = _Folder.of(mount, key[2], real)
+        return _Part(path, name, folders[key], _generation(name))
 
-    def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, bool]:
-        """The sink that it is of, and whether it is published there: of two that it may be, the one that published it,
-        else the nearest.
+    def owner(self, known: Mapping[str, Published | None]) -> tuple[Published | None, str]:
+        """The sink that it is of, and its name there if it is published: of two that it may be, the one that published
+        it, else the nearest.
         """
         found: Published | None = None
-        for public, root in self.folder.roots.items():
-            sink = known.get(public)
-            if sink is not None and (name := self.path[len(root) + 1 :]) in sink.sizes:
-                return sink, True
+        for public, (_, below) in self.folder.roots.items():
+            sink, name = known.get(public), below + self.name
+            if sink is not None and name in sink.sizes:
+                return sink, name
             if sink is not None and sink.writes(name):
                 found = sink
-        return found, False
+        return found, ""
+
+    def denied(self, known: Mapping[str, Published | None]) -> Published | None:
+        """The first that it may be of whose records may not be read."""
+        looked = (known.get(public) for public in self.folder.roots)
+        return next((sink for sink in looked if sink is not None and sink.denied), None)
 
 
-def _roots(folder: str) -> list[str]:
+def _public(mount: Mount, start: str) -> str:
+    """A folder as people see it, from what paths in it begin with; of a bucket or an archive its address."""
+    folder = start.rstrip("/")
+    return mount.public(folder if folder.startswith(mount.inner_prefix) else start)
+
+
+def _real(folder: str, known: dict[str, str]) -> str:
+    """`os.path.realpath` of an absolute folder, with one look for each folder of all of them."""
+    if folder not in known:
+        above, _, name = folder.rpartition("/")
+        if os.path.islink(folder):
+            known[folder] = os.path.realpath(folder).replace(os.sep, "/").rstrip("/")
+        else:
+            known[folder] = f"{_real(above, known)}/{name}" if above else folder
+    return known[folder]
+
+
+def _higher(start: str) -> str:
+    """What paths in the folder above begin with."""
+    folder = start.rstrip("/")
+    return folder[: len(folder) - len(folder.rpartition("/")[2])]
+
+
+def _roots(start: str) -> list[str]:
     """What may be the root of a sink that has a part in this folder, the highest first: parts are there, or below in
     folders named `name=value`.
     """
-    if f"/{META}/" in f"{folder}/":
-        return [f"{folder}/".partition(f"/{META}/")[0]]
-    found = [folder]
-    while (name := found[-1].rpartition("/")[2]) == _LETTERS or name.find("=") > 0:
-        found.append(found[-1].rpartition("/")[0])
+    if (hidden := f"/{start}".find(f"/{META}/")) >= 0:
+        return [start[:hidden]]
+    found = [start]
+    while (name := found[-1].rstrip("/").rpartition("/")[2]) == _LETTERS or name.find("=") > 0:
+        found.append(_higher(found[-1]))
     return found[::-1]
 
 
@@ -311,11 +391,12 @@ def _sinks(parts: list[_Part]) -> dict[str, Published | None]:
     while parts := [p for p in parts if depth < len(p.folder.roots) and not p.owner(known)[1]]:
         wanted: dict[tuple[str, str], tuple[Mount, dict[str, str]]] = {}
         for folder in {id(p.folder): p.folder for p in parts}.values():
-            mount, (public, root) = folder.mount, list(folder.roots.items())[depth]
+            mount, (public, (start, _)) = folder.mount, list(folder.roots.items())[depth]
             if public not in known:
-                wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = root
+                wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][public] = start
         for key, (mount, roots) in wanted.items():
-            files = layers.setdefault(key, cast(Files, Stored(mount.listing)) if mount.prefix else LOCAL)
+            rooted = next(iter(roots.values())).startswith("/")
+            files = layers.setdefault(key, cast(Files, Stored(mount.listing, rooted)) if mount.prefix else LOCAL)
             known.update(zip(roots, files.map(partial(Published.at, mount, files), roots.values()), strict=True))
         depth += 1
     return known
@@ -335,21 +416,65 @@ def _segments(columns: Sequence[str]) -> list[str]:
     return [name.partition("=")[0] for name in whole.split("/") if name]
 
 
-def _check_whole(found: Chained) -> None:
-    """Raises BadSource if a published file of a sink that is read was truncated, or is gone while others remain."""
-    sizes = {f.path: f.size for f in found.files}
+def _check_whole(found: Chained, uris: Iterable[str]) -> None:
+    """Raises BadSource if a published file of a sink that is read was truncated, or is gone: of those that the source
+    asks for, and of those in a folder of which others are read.
+    """
     for sink in found.sinks.values():
         there: dict[str, set[str]] = {}  # by folder; of one of which a file is not listed, as a pattern picks some
-        read = {name.rpartition("/")[0] for name in sink.sizes if sink.path(name) in sizes}
+        listed, asked = found.read.get(sink.shown, {}), _asking(sink.mount, uris)
+        read = {name.rpartition("/")[0] for name in listed}
         for name, size in sink.sizes.items():
             folder, _, base = name.rpartition("/")
-            if folder not in read or not _PART.match(base) or sizes.get(path := sink.path(name)) == size:
+            if name in listed and listed[name].size != size:
+                _refuse_lost(listed[name].path, f"has {listed[name].size:,} of its {size:,} bytes")
+            if name in listed or not _PART.match(base) or not (folder in read or asked(sink.path(name))):
                 continue
-            if path not in sizes and folder not in there:
+            if folder not in there:
                 there[folder] = set(sink.files.names(join(sink.root, folder) if folder else sink.root))
-            if path in sizes or base not in there[folder]:
-                what = f"has {sizes[path]:,} of its {size:,} bytes" if path in sizes else "the file is gone"
-                raise BadSource(
-                    f"{path}: is published, but {what}: run the job of that sink again, which restores it if "
-                    "its rows are still kept"
-                )
+            if base not in there[folder]:
+                _refuse_lost(sink.path(name), "the file is gone", "" if folder in read else _ON_PURPOSE)
+
+
+def _asking(mount: Mount, uris: Iterable[str]) -> Callable[[str], bool]:
+    """Whether a folder or a pattern of these would read a file at a path of this file system."""
+    from gristmill.sources.paths import reads
+
+    named = set(_named(mount, uris))
+    patterns = [uri for uri in named if _WILD.search(uri)]
+
+    def asked(shown: str) -> bool:
+        path = _plain(mount, shown)
+        above = (path[:i] for i, c in enumerate(path) if c == "/")
+        return any(reads(uri, path) for uri in (*(a for a in above if a in named), *patterns))
+
+    return asked
+
+
+def _lists(sink: Published, uris: Iterable[str]) -> bool:
+    """Whether one of these lists the folder of a sink itself, and not only folders in it."""
+    root = f"{_plain(sink.mount, sink.shown).rstrip('/')}/"
+    named = [(_WILD.split(uri)[0], uri) for uri in _named(sink.mount, uris)]
+    return any(root.startswith(f"{fixed if fixed == uri else fixed.rpartition('/')[0]}/") for fixed, uri in named)
+
+
+def _named(mount: Mount, uris: Iterable[str]) -> list[str]:
+    """Those of these, as paths are shown, that are in this file system, as `_plain`."""
+    here = [uri for uri in uris if mount.holds(uri) and ("://" in uri) == bool(mount.prefix)]
+    return [_plain(mount, uri).rstrip("/") for uri in here]
+
+
+def _plain(mount: Mount, shown: str) -> str:
+    """A path as one below a folder, which those in archives are not, without what follows it."""
+    rest = shown[len(mount.prefix) : len(shown) - len(mount.suffix)]
+    return f"at://top/{rest}" if mount.prefix else rest
+
+
+_ON_PURPOSE = "; or name the folders to be read, if it was removed on purpose"
+
+
+def _refuse_lost(path: str, what: str, way: str = "") -> NoReturn:
+    raise BadSource(
+        f"{path}: is published, but {what}: run the job of that sink again, which restores it if its rows are still "
+        f"kept{way}"
+    )
