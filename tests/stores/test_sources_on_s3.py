@@ -210,7 +210,7 @@ def test_a_sink_whose_run_was_stopped_while_it_published(
     assert read.select(["id", "k"]).equals(table)
 
     for name in ("part-{:07d}.g1.parquet", "other-{:07d}.parquet"):
-        for n in range(20):
+        for n in range(6):
             pq.write_table(table.slice(n, 1).select(["id"]), f"box/{name[:4]}/{name.format(n)}", filesystem=fs)
     asked = {}
     monkeypatch.setattr("gristmill.sources.listing._GRAIN", 0)  # files that were just written are listed twice
