@@ -289,6 +289,29 @@ def test_a_link_to_a_folder_of_a_sink(tmp_path: Path, monkeypatch: pytest.Monkey
         scored(tmp_path / "no", str(into))
 
 
+def test_a_link_to_a_part_of_a_sink(source: str, root: str, extra: str, tmp_path: Path) -> None:  # noqa: F811
+    """By whatever name, is as the part is: read where it is published, once beside its sink; else left out, and refused
+    where it is named.
+    """
+    run(source, root)
+    run(source, root, args={"bad": [3]}, restart=True, harm=BEFORE_PUBLISHING)
+    links = tmp_path / "links"
+    links.mkdir()
+    old, new = sorted(Path(root).glob("part-0000000.g*"))
+    os.symlink(old, links / "latest.parquet")
+    os.symlink(new, links / "part-0000009.g1.parquet")
+    os.symlink("part-0000009.g1.parquet", links / "newest.parquet")
+    first = pq.read_table(old)["id"].to_pylist()
+    assert scored(tmp_path / "one", str(links))[0] == scored(tmp_path / "named", f"{links}/latest.parquet")[0] == first
+    assert scored(tmp_path / "two", root, str(links))[0] == list(range(30))
+    assert scored(tmp_path / "three", str(links), extra)[0] == sorted([*first, *EXTRA])
+    with pytest.raises(gm.BadSource, match=r"newest.parquet: has the name of a part of the sink .* which has not publ"):
+        scored(tmp_path / "no", f"{links}/newest.parquet", root)
+    os.truncate(old, 100)
+    with pytest.raises(gm.BadSource, match=r"latest.parquet: is published, but has 100 of its"):
+        scored(tmp_path / "no", str(links))
+
+
 @pytest.mark.parametrize("form", ["", "/..", "/**/*.parquet", "/k=*", "/k=[12]/part*"])
 def test_the_only_file_of_a_folder_that_is_gone(at: Any, form: str, tmp_path: Path) -> None:
     """Is missed by whoever asks for it, however, and not by who reads other folders."""

@@ -407,6 +407,17 @@ def test_a_file_system_of_fsspec(memory: fsspec.AbstractFileSystem, uri: str, na
     assert changed(fs, files[0]) is not None
 
 
+@pytest.mark.parametrize("uri", ["memory://top*.csv", "memory:///top*.csv", "memory://top.csv"])
+def test_files_at_the_top_of_a_file_system_without_buckets(memory: fsspec.AbstractFileSystem, uri: str) -> None:
+    """Are found and opened by the names they are listed under."""
+    memory.pipe("/top.csv", b"id")
+    try:
+        fs, (file,) = resolve(source(uri))
+        assert file.path == "memory://top.csv" and open_input(fs, file.path).read() == b"id"
+    finally:
+        memory.rm("/top.csv")
+
+
 def test_a_file_system_of_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing and opening through pyarrow's classes, shown on its local one."""
     import pyarrow.fs as pafs

@@ -21,7 +21,8 @@ from gristmill.job.job import HELD, JobSpec, Source
 from gristmill.job.secret import reveal
 from gristmill.job.uris import redact
 from gristmill.process.failure import storable
-from gristmill.result.chained import Chained, Kinds, published_alone
+from gristmill.result.chained import Chained, published_alone
+from gristmill.result.published import Kinds
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
@@ -51,9 +52,9 @@ def listed(
     doubled: list[str] = []
     found: Chained | None = None
 
-    def alone(storage: Any, files: list[SourceFile]) -> list[SourceFile]:
+    def alone(storage: Any, files: list[SourceFile], links: set[str]) -> list[SourceFile]:
         nonlocal found
-        found = published_alone(storage, files)
+        found = published_alone(storage, files, links)
         return found.files
 
     def look() -> list[SourceFile]:

@@ -22,7 +22,7 @@ from gristmill.job.job import HELD, JobSpec, Sink, Source
 from gristmill.job.snapshots import is_snapshot
 from gristmill.job.uris import redact
 from gristmill.models.contract import Place
-from gristmill.result.chained import Kinds
+from gristmill.result.published import Kinds
 from gristmill.shards.sourcefiles import FileInfo
 from gristmill.sinks.contract import SinkFormat
 from gristmill.sinks.formats import DEFAULT, sink_format

@@ -110,14 +110,14 @@ def resolve(
     planned: Collection[str] = (),
     met: Met | None = None,
     whole: Callable[[str], bool] = lambda path: False,
-    alone: Callable[[Storage, list[SourceFile]], Iterable[SourceFile]] = lambda fs, files: files,
+    alone: Callable[[Storage, list[SourceFile], set[str]], Iterable[SourceFile]] = lambda fs, files, links: files,
 ) -> tuple[Storage, list[SourceFile]]:
     """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
     lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files, and so
     are names whose rows differ by them: that are `whole`, one row, or in other folders `name=value`. A file goes by the
     name that it has in `planned`, the paths of an earlier plan, if it still has that. `met` is told each folder and
-    link on a local disk before it is followed. `alone` says which of all names are read, before those of one file are
-    joined: a name that is not read takes nothing away from another.
+    link on a local disk before it is followed. `alone` says which of all names (some are links) are read, before
+    those of one file are joined: a name that is not read takes nothing away from another.
 
     Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
     .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
@@ -126,6 +126,14 @@ def resolve(
     mounts: dict[str, Mount] = {}
     opened: dict[str, str] = {}
     listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
+    links = set[str]()
+
+    def followed(path: str, link: bool) -> None:
+        if link:
+            links.add(path)
+        if met is not None:
+            met(path, link)
+
     for uri in source.uri:
         try:
             path, mount = _place(uri, source.storage)
@@ -134,7 +142,7 @@ def resolve(
                 _refuse_two_ways(opened.setdefault(place, uri), uri)
             known = mounts.setdefault(place, mount)
             marked = partial(_refuse_table, uri) if source.format is None else None
-            listing = LocalListing(met, marked) if known is _LOCAL else known.listing
+            listing = LocalListing(followed, marked) if known is _LOCAL else known.listing
             root, listed = _files(listing, path, redact(uri))
             start = _length(root)
             folder = bool(mount.prefix) and root == path != listed[0][0]
@@ -156,7 +164,7 @@ def resolve(
             public = mount.public(inner)
             files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:])))
     fs = Storage(tuple(m for m in mounts.values() if m.prefix))
-    read = {file.path: file for file in alone(fs, list(files.values()))}
+    read = {file.path: file for file in alone(fs, list(files.values()), links)}
     again = list[str]()
     for one, kept in _twins([(named, listed) for _, _, named, listed in listings], read, planned, whole):
         if one != kept:
@@ -362,6 +370,8 @@ def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str
     if isinstance(fs, AbstractArchiveFileSystem):  # names in an archive have no bucket before them
         return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
     tail = path.rstrip("/")
+    if not path and inner == f"/{root.partition('://')[2].rstrip('/')}":  # its top has no buckets, but files: memory
+        return inner, Mount(f"{scheme}://", FsspecListing(fs), "/", redact(colons + chain))
     if not inner.endswith(tail):
         tail = ""
     prefix = inner[: len(inner) - len(tail)]
