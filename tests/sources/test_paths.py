@@ -26,7 +26,7 @@ from gristmill.job.job import source
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources import listing, patience
 from gristmill.sources.listing import ArrowListing, Entry, FsspecListing, is_young
-from gristmill.sources.paths import changed, open_input, resolve
+from gristmill.sources.paths import changed, open_input, outright, resolve
 
 
 @pytest.fixture
@@ -413,6 +413,7 @@ def test_files_at_the_top_of_a_file_system_without_buckets(memory: fsspec.Abstra
     memory.pipe("/top.csv", b"id")
     try:
         fs, (file,) = resolve(source(uri))
+        assert file.path in outright(["memory:///top.csv"]) == outright(["memory://top.csv"])
         assert file.path == "memory://top.csv" and open_input(fs, file.path).read() == b"id"
     finally:
         memory.rm("/top.csv")

@@ -240,7 +240,7 @@ def outright(uris: Sequence[str]) -> set[str]:
 
 def _public(uri: str) -> str:
     root, path = _split_root(QUERY.split(uri, maxsplit=1)[0])
-    return _public_root(root) + path
+    return _public_root(root).replace("memory:///", "memory://") + path
 
 
 def open_input(fs: Storage, path: str) -> Any:
@@ -369,9 +369,9 @@ def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str
     fs, inner = url_to_fs(uri, **storage)
     if isinstance(fs, AbstractArchiveFileSystem):  # names in an archive have no bucket before them
         return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
+    if scheme == "memory":  # has no buckets: files may be at its top, and a third slash says nothing
+        return inner, Mount("memory://", FsspecListing(fs), "/", redact(colons + chain))
     tail = path.rstrip("/")
-    if not path and inner == f"/{root.partition('://')[2].rstrip('/')}":  # its top has no buckets, but files: memory
-        return inner, Mount(f"{scheme}://", FsspecListing(fs), "/", redact(colons + chain))
     if not inner.endswith(tail):
         tail = ""
     prefix = inner[: len(inner) - len(tail)]
