@@ -52,6 +52,7 @@ _DONE = "".join(f"(?<!{re.escape(end)})" for end in _IGNORED_ENDS)
 _WILD = "*?]"  # what ends a component of a pattern that stands for several names
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
 _LOGS = {"kafka": "gristmill.sources.kafkalog"}  # what is no file system, and lists ranges of records as files
+_TOP = "memory://"  # has no buckets: files may be at its top, and a third slash says nothing
 _AGAIN = 2  # seconds for which Google's client tries again by itself, not 15 minutes: `Patient` does
 _ARROW_SCHEMES = frozenset({"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"})
 
@@ -239,8 +240,11 @@ def outright(uris: Sequence[str]) -> set[str]:
 
 
 def _public(uri: str) -> str:
-    root, path = _split_root(QUERY.split(uri, maxsplit=1)[0])
-    return _public_root(root).replace("memory:///", "memory://") + path
+    plain = QUERY.split(uri, maxsplit=1)[0]
+    if plain.lower().startswith(_TOP):
+        return _TOP + plain[len(_TOP) :].strip("/")
+    root, path = _split_root(plain)
+    return _public_root(root) + path
 
 
 def open_input(fs: Storage, path: str) -> Any:
@@ -369,8 +373,8 @@ def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str
     fs, inner = url_to_fs(uri, **storage)
     if isinstance(fs, AbstractArchiveFileSystem):  # names in an archive have no bucket before them
         return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
-    if scheme == "memory":  # has no buckets: files may be at its top, and a third slash says nothing
-        return inner, Mount("memory://", FsspecListing(fs), "/", redact(colons + chain))
+    if first.startswith(_TOP):
+        return inner, Mount(_TOP, FsspecListing(fs), "/", redact(colons + chain))
     tail = path.rstrip("/")
     if not inner.endswith(tail):
         tail = ""
