@@ -223,6 +223,14 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return "" if close is None else f"; did you mean {close!r}?"
 
 
+def in_one_line(error: BaseException) -> str:
+    """A message whose lines are told apart where there is one line for it."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines()]
+    said = [line for line in lines if line]
+    parts = [line if line.endswith((".", ":", ";", ",")) else f"{line};" for line in said[:-1]]
+    return " ".join([*parts, *said[-1:]])
+
+
 def after_main_thread(error: RuntimeError, where: str) -> RunFailed | None:
     """The error to raise instead of one that Python raised because the main thread has ended; None if it is another.
     Python then refuses the standard library's pools of threads (to import their module, and any work for them), of

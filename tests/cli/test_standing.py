@@ -105,8 +105,11 @@ def test_another_input(folder: Folder) -> None:
     write(folder, "double")
     assert folder.run("run", "job.yaml").code == 0
     write(folder, "chatty")
-    assert folder.run("run", "job.yaml").code == 4
+    refused = folder.run("run", "job.yaml")
+    assert refused.code == 4
     said = stands(folder)
+    lines = [" ".join(line.split()) for line in refused.err.splitlines() if line.startswith("  ")]
+    assert len(lines) > 1 and all(re.search(rf"[.:;,] {re.escape(line)}", said["why"]) for line in lines)
     assert said["state"].startswith("published before; the last run was refused") and "--restart" in said["why"]
     assert "the message names the ways" in said["next"]
 
@@ -131,7 +134,6 @@ def test_a_gate(folder: Folder) -> None:
     assert stands(folder) == {"state": "done and published"}
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_a_deadline(folder: Folder) -> None:
     """Exit 3 of a run that stops at its deadline: it goes on with --accept."""
@@ -165,7 +167,6 @@ def test_deliveries_that_fail(folder: Folder) -> None:
     assert stands(folder) == {"state": "done and published"}
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_a_run_that_was_killed(folder: Folder) -> None:
     """It cannot say so itself."""

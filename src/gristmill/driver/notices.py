@@ -25,7 +25,7 @@ from gristmill.driver.choice import Chosen
 from gristmill.driver.opening import Command, Opened
 from gristmill.driver.probe import Planned
 from gristmill.driver.scoring import Scoring
-from gristmill.errors import DeadlineMissed, GateFailed, GristmillError, Interrupted, NewerFormat, SinkBusy
+from gristmill.errors import DeadlineMissed, GateFailed, GristmillError, Interrupted, NewerFormat, SinkBusy, in_one_line
 from gristmill.files.disk import LOCAL, join
 from gristmill.fingerprint.diskcache import cache_folder
 from gristmill.job.job import JobSpec
@@ -155,7 +155,7 @@ class Telling:
         c, way = self._c, ""
         text, code = "", 0
         if error is not None:
-            text = c.log.scrubbed(" ".join(str(error).split()))
+            text = c.log.scrubbed(in_one_line(error))
             text = text if isinstance(error, (GristmillError, Interrupted)) else f"{type(error).__name__}: {text}"
             code = int(getattr(error, "exit_code", 1))
         now = self._ended(_kept_as(state, report, error), report, text, code)

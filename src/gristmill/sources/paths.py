@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, did_you_mean
+from gristmill.files.disk import META
 from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
@@ -476,6 +477,8 @@ def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str
         return path, [(path, entry)]
     if entry is not None:
         found = sorted(_below(listing, path), key=lambda f: f[0])
+        if not found and listing.look(f"{path}/{META}") is not None:
+            raise BadSource(f"{shown}: it is the sink of a run that has published nothing yet")
         if not found:
             raise BadSource(
                 f"{shown}: the folder holds no files (names that start with _ or . are not read), and files say which "
