@@ -163,8 +163,9 @@ def resolve(
     files: dict[str, SourceFile] = {}
     for mount, start, _, listed in listings:
         for inner, entry in listed:
-            public = mount.public(inner)
-            files.setdefault(public, SourceFile(public, entry.size, entry.stamp, entry.touched, _hive(inner[start:])))
+            public, folders = mount.public(inner), _hive(inner[start:])
+            if public not in files or len(folders) > len(files[public].folders):  # named from higher up, too
+                files[public] = SourceFile(public, entry.size, entry.stamp, entry.touched, folders)
     fs = Storage(tuple(m for m in mounts.values() if m.prefix))
     read = {file.path: file for file in alone(fs, list(files.values()), links)}
     again = list[str]()
@@ -405,11 +406,12 @@ def _public_root(root: str) -> str:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name of a local file that has several: whether it was named outright, its folders `name=value`, and whether the
-    file is one row, which its name belongs to.
+    """A name of a local file that has several: where it leads, whether it was named outright, its folders `name=value`,
+    and whether the file is one row, which its name belongs to.
     """
 
     path: str
+    real: str
     outright: bool
     folders: frozenset[str]
     whole: bool
@@ -420,7 +422,7 @@ class _Name:
         disks make up numbers. Hard links that are both named outright are two files. A name adds no rows to one that
         has all of its folders.
         """
-        if os.path.realpath(self.path) == os.path.realpath(other.path):
+        if self.real == other.real:
             return self.folders <= other.folders or other.folders <= self.folders
         different = self.whole or self.folders != other.folders or (self.outright and other.outright)
         return self.links > 1 and not different
@@ -454,17 +456,17 @@ def _twins(
                 twice.append(path)
                 continue
             folders = frozenset(filter(None, read[path].folders.split("/")))
-            linked = os.path.realpath(path) != os.path.join(base, os.path.relpath(path, above))
+            real = os.path.realpath(path)
+            linked = real != os.path.join(base, os.path.relpath(path, above))
             rank = (path not in planned, -len(folders), order, linked, path)
-            group[path] = (rank, _Name(path, named, folders, whole(path), entry.links))
+            group[path] = (rank, _Name(path, real, named, folders, whole(path), entry.links))
     for group in groups.values():
-        kept = list[_Name]()
+        kept = list[tuple[_Name, str]]()  # what adds nothing to a name adds nothing to what that is kept by
         for _, name in sorted(group.values(), key=lambda ranked: ranked[0]):
-            twin = next((other for other in kept if name.is_same(other)), None)
-            if twin is None:
-                kept.append(name)
-            else:
-                yield name.path, twin.path
+            by = next((by for other, by in kept if name.is_same(other)), name.path)
+            kept.append((name, by))
+            if by != name.path:
+                yield name.path, by
     yield from ((path, path) for path in twice)
 
 
