@@ -1,4 +1,4 @@
-"""Which files of a source are read: random folders, links, sinks and addresses against the few rules that users know."""
+"""Which files of a source are read: random folders, links, sinks and addresses against the rules that users know."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import os
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -22,11 +24,32 @@ import gristmill as gm
 from gristmill.driver import jobsource, publishing
 from gristmill.errors import BadSource
 from gristmill.job.job import source
+from gristmill.sources.paths import reads
 
 FOLDERS = ("a", "b", "c", "day=1", "day=2", "k=1", "lang=en", "_hid", ".dot", "x.tmp", "day=.tmp")
-FILES = ("1.parquet", "2.parquet", "part-0000000.g1.parquet", "part-0000001.g2.parquet", "_note.parquet", "3.parquet.tmp")
+FILES = (
+    "1.parquet",
+    "2.parquet",
+    "part-0000000.g1.parquet",
+    "part-0000001.g2.parquet",
+    "_note.parquet",
+    "3.parquet.tmp",
+)
 LINKS = ("l1", "l2.parquet", "l3.parquet", "part-0000000.g7.parquet", "day=3", "k=2")
-GLOBS = ("*", "*.parquet", "**/*.parquet", "**", "*/*", "[ab]/*", "day=*", "*=*/*", "part-*", "merged-*", "?.parquet", "**/part-*.g1.*")
+GLOBS = (
+    "*",
+    "*.parquet",
+    "**/*.parquet",
+    "**",
+    "*/*",
+    "[ab]/*",
+    "day=*",
+    "*=*/*",
+    "part-*",
+    "merged-*",
+    "?.parquet",
+    "**/part-*.g1.*",
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,7 @@ def _names(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
 class World:
     """A folder with whatever people put into one, and what may be read of it."""
 
-    def __init__(self, at: Path, templates: list[Template], seed: int) -> None:
+    def __init__(self, at: Path, templates: list[Template], seed: int, links: bool = True) -> None:
         self.at, self.random, self.content = at, random.Random(seed), 0
         self.sinks: dict[str, Template] = {}
         at.mkdir()
@@ -101,7 +124,8 @@ class World:
             if not file.exists():
                 self.content += 1
                 file.write_bytes(b"x" * self.content)
-        self._linked(folders)
+        if links:
+            self._linked(folders)
 
     def _linked(self, folders: list[Path]) -> None:
         for _ in range(self.random.randint(0, 4)):
@@ -112,12 +136,10 @@ class World:
                 continue
             if to.is_dir() == ("." in link.name.removeprefix("day=.")):
                 continue
-            if self.random.random() < 0.3 and to.is_file() and not to.is_symlink() and self.hard:
+            if self.random.random() < 0.3 and to.is_file() and not to.is_symlink():
                 os.link(to, link)
             else:
                 os.symlink(to, link)
-
-    hard = True
 
     def addresses(self) -> list[str]:
         """One to three addresses of what is there."""
@@ -165,7 +187,10 @@ class World:
 
     def is_read(self, path: str) -> bool:
         """Whether a name is of no part of a sink, or of a published one."""
-        for one in (os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)), os.path.realpath(path)):
+        for one in (
+            os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path)),
+            os.path.realpath(path),
+        ):
             for root, template in self.sinks.items():
                 name = os.path.relpath(one, root)
                 if name in template.written:
@@ -194,9 +219,9 @@ class World:
         for name in sorted(os.listdir(folder)):
             path = os.path.join(folder, name)
             if os.path.isdir(path):
-                if not ("=" not in name and (name[0] in "._" or name.endswith((".tmp", ".crc")))):
-                    if not (os.path.islink(path) and os.path.realpath(path) in above):
-                        yield from self.below(path, above)
+                hidden = "=" not in name and is_hidden(name)
+                if not hidden and not (os.path.islink(path) and os.path.realpath(path) in above):
+                    yield from self.below(path, above)
             elif not is_hidden(name):
                 yield path
 
@@ -210,7 +235,7 @@ class World:
                 # The rest may match the file itself, or a folder that it is in.
                 for end in range(len(parts), 0, -1):
                     tail = parts[max(0, end - len(wanted)) : end]
-                    if len(tail) == len(wanted) and all(fnmatch.fnmatchcase(a, b) for a, b in zip(tail, wanted)):
+                    if len(tail) == len(wanted) and all(map(fnmatch.fnmatchcase, tail, wanted)):
                         yield path
                         break
             return
@@ -236,37 +261,65 @@ def folders_of(below: str) -> frozenset[str]:
     return frozenset(name for name in below.split("/")[:-1] if name.find("=") > 0)
 
 
-def check(at: Path, templates: list[Template], seed: int) -> None:
-    """What is listed in a world of this seed is what the rules say."""
-    world = World(at, templates, seed)
+def check(at: Path, templates: list[Template], seed: int, form: str = "disk") -> None:
+    """What is listed in a world of this seed is what the rules say; of a store, or an archive, as of a disk."""
+    world = World(at, templates, seed, links=form == "disk")
+    place = PLACES[form](at)
     for _ in range(6):
         uris = world.addresses()
+        for uri in [uri for uri in uris if form != "zip" and not os.path.isfile(uri)]:
+            found, files = {path for path, _ in world.stands_for(uri)}, [p for p in at.rglob("*") if p.is_file()]
+            wrong = [p for p in files if reads(place(uri), place(str(p))) != (str(p) in found)]
+            assert not wrong, (seed, uri, wrong)
         wanted = world.expected(uris)
         try:
-            _, files, _, _ = jobsource.listed(source(*uris, format="parquet"), frozenset(), None)
+            there = [place(uri) for uri in uris]
+            _, files, _, _ = jobsource.listed(source(*there, format="parquet"), frozenset(), None)
         except BadSource as e:
             assert isinstance(wanted, str), (seed, uris, wanted, str(e))
             continue
-        got = [(os.stat(f.path).st_ino, frozenset(filter(None, f.folders.split("/")))) for f in files]
-        assert not isinstance(wanted, str) and sorted(map(str, got)) == sorted(map(str, wanted)), (
+        names = {place(str(p)): p for p in at.rglob("*") if p.is_file()}
+        got = [
+            (os.stat(names.get(f.path, f.path)).st_ino, frozenset(filter(None, f.folders.split("/")))) for f in files
+        ]
+        assert not isinstance(wanted, str) and Counter(got) == Counter(wanted), (
             f"{seed}: {uris}: missed {[show(world, w) for w in set(wanted) - set(got)]}, "
             f"more {[show(world, w) for w in set(got) - set(wanted)]}, twice {len(got) - len(set(got))}"
         )
+
+
+def _in_memory(at: Path) -> Any:
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/worlds"):
+        memory.rm("/worlds", recursive=True)
+    for file in filter(Path.is_file, at.rglob("*")):
+        memory.pipe(f"/worlds/{file.relative_to(at)}", file.read_bytes())
+    return lambda path: f"memory://worlds{path.removeprefix(str(at))}"
+
+
+def _in_an_archive(at: Path) -> Any:
+    packed = shutil.make_archive(f"{at}.packed", "zip", at)
+    return lambda path: f"zip://{path.removeprefix(str(at)).lstrip('/')}::file://{packed}"
+
+
+PLACES: dict[str, Any] = {"disk": lambda at: lambda path: path, "memory": _in_memory, "zip": _in_an_archive}
 
 
 def show(world: World, one: Any) -> Any:
     """Names of an inode, for a message."""
     if isinstance(one, str):
         return one
-    return [str(p.relative_to(world.at)) for p in world.at.rglob("*") if p.exists() and os.stat(p).st_ino == one[0]], one[1]
+    return [
+        str(p.relative_to(world.at)) for p in world.at.rglob("*") if p.exists() and os.stat(p).st_ino == one[0]
+    ], one[1]
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32))
+@given(seed=st.integers(0, 2**32), form=st.sampled_from(sorted(PLACES)))
 def test_what_is_listed_is_what_the_rules_say(
-    templates: list[Template], tmp_path_factory: pytest.TempPathFactory, seed: int
+    templates: list[Template], tmp_path_factory: pytest.TempPathFactory, seed: int, form: str
 ) -> None:
     """Each file once, however it is named; of a sink what is published; nothing hidden; columns of its folders."""
     at = tmp_path_factory.mktemp("world") / "w"
-    check(at, templates, seed)
+    check(at, templates, seed, form)
     shutil.rmtree(at.parent)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +29,7 @@ from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.snapshots.pinned import Pinned
 from gristmill.sources.contract import Reading, SourceFormat
 
-if TYPE_CHECKING:
-    pass
+_MADE = 315_619_200  # 1980-01-02: ZIP archives know no earlier day
 
 
 def listed(
@@ -108,7 +107,7 @@ def held(job: JobSpec, folder: str | None) -> Source:
         temporary = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
         try:
             temporary.write_bytes(content)
-            os.utime(temporary, (0, 0))  # the name identifies the content: a new file of that name is the same input
+            os.utime(temporary, (_MADE, _MADE))  # the name tells the content: a new file of that name is the same input
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)

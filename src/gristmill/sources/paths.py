@@ -48,7 +48,8 @@ _TABLES = (  # what tables of lakes have in them: a folder, in which there are f
     ("metadata", "an Iceberg", ".metadata.json", "iceberg://CATALOG/NAMESPACE.TABLE"),
 )
 _TOLD = 3  # files with two names that a note lists
-_SHOWN = r"(?![._](?![^/]*=))"  # `_x` and `.x` are hidden; `_day=1` is a partition
+# `_x` and `.x` are hidden, and the folder `x.tmp`; `_day=1` and `day=.tmp` are partitions.
+_SHOWN = rf"(?![._](?![^/]*=))(?![^/=]*(?:{'|'.join(map(re.escape, _IGNORED_ENDS))})/)"
 _DONE = "".join(f"(?<!{re.escape(end)})" for end in _IGNORED_ENDS)
 _WILD = "*?]"  # what ends a component of a pattern that stands for several names
 _BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
@@ -228,6 +229,9 @@ def reads(uri: str, path: str) -> bool:
         return below and not _unread(path[len(uri) + 1 :])
     base, parts = _fixed(uri)
     if not path.startswith(f"{base}/"):
+        return False
+    last = parts[-1]
+    if path.endswith(_IGNORED_ENDS) and (last[-1] in _WILD or not re.fullmatch(_part(last), path.rpartition("/")[2])):
         return False
     deep = parts.index("**") if "**" in parts else len(parts)
     wanted = "/".join(map(_part, parts[:deep])) + _BELOW
