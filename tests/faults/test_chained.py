@@ -312,6 +312,23 @@ def test_a_link_to_a_part_of_a_sink(source: str, root: str, extra: str, tmp_path
         scored(tmp_path / "no", str(links))
 
 
+def test_a_sink_without_files(source: str, root: str, extra: str, at: Any, tmp_path: Path) -> None:  # noqa: F811
+    """Adds no rows to others if its result has none, which is told; alone it is refused; if its files are lost, too."""
+    none = tmp_path / "none"
+    rows = gm.source(extra, where="id > 1000")
+    gm.Job(rows, same, gm.sink(str(none), keep=["id"]), workers=0, gates={"min_rows": 0, "allow_empty": True}).run()
+    ids, report = scored(tmp_path / "one", at(str(none)), at(extra))
+    assert ids == EXTRA and report.notes == (f"{at(str(none))}: its result has no rows",)
+    with pytest.raises(gm.BadSource, match=r"none: its result has no rows, and so no file .* merge"):
+        scored(tmp_path / "no", at(str(none)))
+    run(source, root)
+    for file in Path(root).glob("part-*"):
+        file.unlink()
+    for uris in ([at(root)], [at(root), at(extra)]):
+        with pytest.raises(gm.BadSource, match=r"part-0000000.g1.parquet: is published, but the file is gone"):
+            scored(tmp_path / "no", *uris)
+
+
 @pytest.mark.parametrize("form", ["", "/..", "/**/*.parquet", "/k=*", "/k=[12]/part*"])
 def test_the_only_file_of_a_folder_that_is_gone(at: Any, form: str, tmp_path: Path) -> None:
     """Is missed by whoever asks for it, however, and not by who reads other folders."""

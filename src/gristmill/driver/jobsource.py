@@ -51,7 +51,7 @@ def listed(
     doubled: list[str] = []
     found: Chained | None = None
 
-    def alone(storage: Any, files: list[SourceFile], links: set[str]) -> list[SourceFile]:
+    def alone(storage: Any, files: list[SourceFile], links: dict[str, str]) -> list[SourceFile]:
         nonlocal found
         found = published_alone(storage, files, links)
         return found.files
@@ -69,7 +69,7 @@ def listed(
         if not found.sinks or found.sinks == before:
             break
         before = found.sinks
-    found.refuse(source.uri, paths.outright(revealed.uri))
+    found.refuse(source.uri, set(fs.named))
     return fs, files, found.kinds, [*doubled, *found.notes()]
 
 

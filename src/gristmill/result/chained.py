@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from gristmill.errors import BadSource, RunFailed
 from gristmill.files.disk import META, join
-from gristmill.result.parts import Folder, Part, sinks_of
-from gristmill.result.published import PART, Kinds, Published
+from gristmill.result.parts import Folder, Part, layer, sinks_of
+from gristmill.result.published import LETTERS, PART, Kinds, Published
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.values import dataclass
 
@@ -25,7 +25,8 @@ class Chained:
     """The files of a source, without those that are `left` out: of a sink, but not of what it has published. By path,
     the types of columns in a sink's folder names; and the sinks that were found, by their folders; by folder `read` has
     the files here of a sink, by their names in it. `others` are here, in the folder of a sink, and have names as it
-    gives, but are not its own; `hidden` are here that may be of a sink whose records may not be read.
+    gives, but are not its own; `hidden` are here that may be of a sink whose records may not be read. `hollow` sinks
+    have no files here.
     """
 
     files: list[SourceFile]
@@ -35,6 +36,7 @@ class Chained:
     others: list[tuple[Part, Published]]
     read: dict[str, dict[str, SourceFile]]
     hidden: dict[str, tuple[Published, list[Part]]]
+    hollow: list[Published]
 
     def add(self, file: SourceFile, part: Part | None, known: Mapping[str, Published | None]) -> None:
         """One more file, which may be a part of a sink."""
@@ -61,6 +63,17 @@ class Chained:
         for part, sink in self.left:
             if part.shown in outright:
                 raise BadSource(_not_published(part.shown, sink))
+        for sink in self.hollow:
+            if sink.denied:
+                raise BadSource(f"{sink.path(META)}: may not be read ({sink.denied}), and there are no files beside it")
+            for name in sink.sizes:
+                if PART.match(name.rpartition("/")[2]) and not name.startswith(f"{LETTERS}/"):
+                    _refuse_lost(sink.path(name), "the file is gone")
+        if not self.files and any(sink.newest for sink in self.hollow):
+            raise BadSource(
+                f"{', '.join(uris)}: its result has no rows, and so no file that says which columns there are: run "
+                "again once it has some; a sink with merge (--merge, merge=True) has a file without rows, too"
+            )
         if not self.files:
             uri, told = ", ".join(uris), next((s for _, s in self.left if s.newest), None)
             if told is None:
@@ -82,6 +95,11 @@ class Chained:
             elif part.number <= sink.newest:
                 what = "files with names of its parts that are not of its result are not read"
                 found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
+        for sink in self.hollow:
+            what = (
+                "its result has no rows" if sink.newest else "is a sink that has published nothing yet, and is not read"
+            )
+            found[f"{sink.shown}: {what}"] = []
         for part, sink in ((part, sink) for part, sink in self.others if sink.shown in self.read):
             what = "files below this sink that have names as its parts, but are not its own, are read as well"
             found.setdefault(f"{sink.shown}: {what}", []).append(part.shown)
@@ -114,23 +132,33 @@ def _some(paths: Sequence[str]) -> str:
     return f": {paths[0]}{more}" if paths else ""
 
 
-def published_alone(fs: Storage, listed: Sequence[SourceFile], links: Collection[str] = ()) -> Chained:
+def published_alone(fs: Storage, listed: Sequence[SourceFile], links: Mapping[str, str] | None = None) -> Chained:
     """The files of a source, of sinks only those of the published result, not those of a run that was stopped while
     publishing, nor of the previous result. If the files lack some of what a sink has published, they were listed
-    before that was. `links` has those that are symbolic links. Costs nothing for files that no sink has names for; else
+    before that was. `links` says where links lead. Costs nothing for files that no sink has names for; else
     each folder that may be a sink is looked at once.
     """
     folders: dict[tuple[str, str, str], Folder] = {}
     real: dict[str, str] = {}
-    found = (Part.of(fs, f.path, f.path in links, folders, real) for f in listed)
+    found = (Part.of(fs, f.path, (links or {}).get(f.path), folders, real) for f in listed)
     parts = {part.shown: part for part in found if part is not None}
     with _answered():
         known = sinks_of(list(parts.values()))
         sinks = {folder: sink for folder, sink in known.items() if sink is not None and not sink.denied}
-        chained = Chained([], {}, sinks, [], [], {}, {})
+        hollow = [_hollow(fs, path) for path in fs.hollow]
+        chained = Chained([], {}, sinks, [], [], {}, {}, hollow)
         for file in listed:
             chained.add(file, parts.get(file.path), known)
     return chained
+
+
+def _hollow(fs: Storage, path: str) -> Published:
+    """A sink of which there are no files."""
+    mount = fs.mount(path)
+    inner = mount.inner(path) if mount.prefix else path
+    start = inner if not inner or inner.endswith("/") else f"{inner}/"
+    files = layer(mount, start)
+    return Published.at(mount, files, start) or Published(start, frozenset(), 0, {}, {}, mount, files, None)
 
 
 @contextmanager

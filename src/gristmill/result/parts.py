@@ -71,10 +71,10 @@ class Part:
 
     @staticmethod
     def of(
-        fs: Storage, path: str, link: bool, folders: dict[tuple[str, str, str], Folder], real: dict[str, str]
+        fs: Storage, path: str, leads: str | None, folders: dict[tuple[str, str, str], Folder], real: dict[str, str]
     ) -> Part | None:
-        """None if neither the file nor what it leads to has such a name."""
-        paths = (path, os.path.realpath(path)) if link else (path,)
+        """None if neither the file nor what it `leads` to has such a name."""
+        paths = (path,) if leads is None else (path, leads)
         places: list[tuple[Folder, str]] = []
         for one in paths:
             if not PART.search(one):
@@ -165,8 +165,12 @@ def sinks_of(parts: Iterable[Part]) -> dict[str, Published | None]:
                 mount = root.mount
                 wanted.setdefault((mount.prefix, mount.suffix), (mount, {}))[1][root.shown] = root.start
         for key, (mount, roots) in wanted.items():
-            rooted = next(iter(roots.values())).startswith("/")
-            files = layers.setdefault(key, cast(Files, Stored(mount.listing, rooted)) if mount.prefix else LOCAL)
+            files = layers.setdefault(key, layer(mount, next(iter(roots.values()))))
             known.update(zip(roots, files.map(partial(Published.at, mount, files), roots.values()), strict=True))
         depth += 1
     return known
+
+
+def layer(mount: Mount, start: str) -> Files:
+    """What opens the records of a sink in a file system of a source, of which some paths begin with `start`."""
+    return cast(Files, Stored(mount.listing, start.startswith("/"))) if mount.prefix else LOCAL

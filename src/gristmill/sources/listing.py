@@ -29,7 +29,8 @@ MARKS = frozenset({"_delta_log", "_versions", "metadata"})  # those of Delta, La
 class Entry:
     """A file or folder as its parent folder lists it. `stamp` changes when the content does ("" for folders); `touched`
     when anything about the file does, if the file system tells more than the stamp. `inode` is the same for all names
-    of a file ("" if not known); `links` counts those names that are not symbolic links.
+    of a file ("" if not known); `links` counts those names that are not symbolic links. `real` is where a link in an
+    archive leads; on a disk that can be asked.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Entry:
     touched: str = ""
     inode: str = ""
     links: int = 1
+    real: str = ""
 
 
 class Listing(Protocol):
@@ -96,7 +98,9 @@ class LocalListing:
     def tree(self, folder: str, skip: Names) -> Iterator[tuple[str, Entry]]:
         return self._tree(folder or ".", skip, ())
 
-    def _tree(self, folder: str, skip: Names, above: tuple[str, ...]) -> Iterator[tuple[str, Entry]]:
+    def _tree(
+        self, folder: str, skip: Names, above: tuple[str, ...], linked: bool = False
+    ) -> Iterator[tuple[str, Entry]]:
         inside: list[str] = []
         if self.met is not None:
             self.met(folder, False)
@@ -112,8 +116,9 @@ class LocalListing:
                     yield e.path, _local_entry(e.name, e.path, self._stat(e))
         here = (*above, os.path.realpath(folder)) if inside else above
         for path in inside:
-            if not os.path.islink(path) or os.path.realpath(path) not in here:  # a link to a folder above it is a loop
-                yield from self._tree(path, skip, here)
+            link = linked or os.path.islink(path)
+            if not link or os.path.realpath(path) not in here:  # through a link, to a folder above it: a loop
+                yield from self._tree(path, skip, here, link)
 
     def _told(self, folder: str, listed: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
         for entry in listed:

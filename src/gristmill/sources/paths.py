@@ -34,9 +34,10 @@ from gristmill.sources.listing import (
     same_time,
 )
 from gristmill.sources.patience import Patient, StoreAway, connected
+from gristmill.sources.tar import COMPRESSED, TarListing
 from gristmill.values import dataclass
 
-__all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "outright", "reads", "redact", "resolve"]
+__all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "reads", "redact", "resolve"]
 
 _MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
@@ -93,6 +94,8 @@ class Storage:
     """
 
     mounts: tuple[Mount, ...] = field(default=())
+    named: tuple[str, ...] = field(default=(), compare=False)  # what the addresses of the source name, as paths here
+    hollow: tuple[str, ...] = field(default=(), compare=False)  # those of them that are sinks without files
 
     def __repr__(self) -> str:
         return f"Storage({', '.join(m.prefix for m in self.mounts) or 'local'})"
@@ -113,14 +116,14 @@ def resolve(
     planned: Collection[str] = (),
     met: Met | None = None,
     whole: Callable[[str], bool] = lambda path: False,
-    alone: Callable[[Storage, list[SourceFile], set[str]], Iterable[SourceFile]] = lambda fs, files, links: files,
+    alone: Callable[[Storage, list[SourceFile], dict[str, str]], Iterable[SourceFile]] = lambda fs, files, links: files,
 ) -> tuple[Storage, list[SourceFile]]:
     """The files of a source, sorted by path within each URI, URIs in the order given, each file once, whatever names
     lead to it; `tell` gets a note on those left out. Hard links that are each named outright are separate files, and so
     are names whose rows differ by them: that are `whole`, one row, or in other folders `name=value`. A file goes by the
     name that it has in `planned`, the paths of an earlier plan, if it still has that. `met` is told each folder and
-    link on a local disk before it is followed. `alone` says which of all names (some are links) are read, before
-    those of one file are joined: a name that is not read takes nothing away from another.
+    link on a local disk before it is followed. `alone` says which of all names are read, of which it gets where
+    links lead, before those of one file are joined: a name that is not read takes nothing away from another.
 
     Folders are read with everything below them except names that start with `_` or `.` and files that end in .tmp or
     .crc, as Spark does. Local paths come out absolute. Raises BadSource, naming the value and what is near it, if a
@@ -129,11 +132,13 @@ def resolve(
     mounts: dict[str, Mount] = {}
     opened: dict[str, str] = {}
     listings: list[tuple[Mount, int, bool, list[tuple[str, Entry]]]] = []
-    links = set[str]()
+    links: dict[str, str] = {}
+    names: list[str] = []
+    hollow: list[str] = []
 
     def followed(path: str, link: bool) -> None:
         if link:
-            links.add(path)
+            links[path] = os.path.realpath(path)
         if met is not None:
             met(path, link)
 
@@ -146,7 +151,11 @@ def resolve(
             known = mounts.setdefault(place, mount)
             marked = partial(_refuse_table, uri) if source.format is None else None
             listing = LocalListing(followed, marked) if known is _LOCAL else known.listing
+            names.append(known.public(path))
             root, listed = _files(listing, path, redact(uri))
+            if not listed:
+                hollow.append(known.public(path))
+                continue
             start = _length(root)
             folder = bool(mount.prefix) and root == path != listed[0][0]
             if folder and source.format is None and known.listing.look(f"{path}/{_LOG}") is not None:
@@ -167,10 +176,12 @@ def resolve(
             public, folders = mount.public(inner), _hive(inner[start:])
             if public not in files or len(folders) > len(files[public].folders):  # named from higher up, too
                 files[public] = SourceFile(public, entry.size, entry.stamp, entry.touched, folders)
-    fs = Storage(tuple(m for m in mounts.values() if m.prefix))
+            if entry.real:
+                links[public] = mount.public(entry.real)
+    fs = Storage(tuple(m for m in mounts.values() if m.prefix), tuple(names), tuple(hollow))
     read = {file.path: file for file in alone(fs, list(files.values()), links)}
     again = list[str]()
-    for one, kept in _twins([(named, listed) for _, _, named, listed in listings], read, planned, whole):
+    for one, kept in _twins([(mount, named, listed) for mount, _, named, listed in listings], read, planned, whole):
         if one != kept:
             del read[one]
         again.append(f"{kept} and {one}" if one != kept else f"{one}, which is listed twice")
@@ -196,10 +207,16 @@ def _way(uri: str) -> tuple[str, ...]:
     if uri.lower().startswith("http"):  # of these a place is one file, however its scheme and host are written
         host, _, path = uri.partition("://")[2].partition("/")
         return (host.lower(), path)
-    first, _, chain = uri.partition("::")
+    first, _, chain = _chained(uri)
     plain, *query = QUERY.split(first, maxsplit=1)
     root = _split_root(plain)[0]
     return ("" if redact(root) == root else root.partition("://")[2], *query, chain)
+
+
+def _chained(uri: str) -> tuple[str, str, str]:
+    """An address in an archive, and after `::` that of the archive: on a disk its absolute path."""
+    first, colons, chain = uri.partition("::")
+    return first, colons, local_path(chain) if colons and is_local(chain) else chain
 
 
 def _refuse_table(uri: str, folder: str, mark: str) -> None:
@@ -238,19 +255,6 @@ def reads(uri: str, path: str) -> bool:
     if deep < len(parts):
         wanted = "".join(_part(part) + "/" for part in parts[:deep]) + _regex(parts[deep + 1 :] or ["*"]).pattern
     return re.fullmatch(wanted, path[len(base.rstrip("/")) + 1 :]) is not None
-
-
-def outright(uris: Sequence[str]) -> set[str]:
-    """The paths that `resolve` gives to files that these URIs name, and no folder or pattern of them."""
-    return {local_path(uri) if is_local(uri) else _public(uri) for uri in uris}
-
-
-def _public(uri: str) -> str:
-    plain = QUERY.split(uri, maxsplit=1)[0]
-    if plain.lower().startswith(_TOP):
-        return _TOP + plain[len(_TOP) :].strip("/")
-    root, path = _split_root(plain)
-    return _public_root(root) + path
 
 
 def open_input(fs: Storage, path: str) -> Any:
@@ -372,13 +376,16 @@ def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str
         fs, inner = url_to_fs(uri, **storage)
         host, slash, path = redact(uri).partition("://")[2].partition("/")
         return inner, Mount(f"{scheme}://{host.lower()}{slash}{path}", FsspecListing(fs), inner)
-    first, colons, chain = uri.partition("::")
+    first, colons, chain = _chained(uri)
     root, path = _split_root(first)
     if colons:  # fsspec keeps the archive's file open, as this process first saw it
         get_filesystem_class(scheme).clear_instance_cache()
-    fs, inner = url_to_fs(uri, **storage)
+    if scheme == "tar" and (compression := COMPRESSED.get(os.path.splitext(chain)[1])) is not None:
+        storage = {"tar": {"compression": compression}, **storage}
+    fs, inner = url_to_fs(f"{first}{colons}{chain}", **storage)
     if isinstance(fs, AbstractArchiveFileSystem):  # names in an archive have no bucket before them
-        return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
+        listing = TarListing(fs) if scheme == "tar" else FsspecListing(fs)
+        return inner, Mount(f"{scheme}://", listing, "", redact(colons + chain))
     if first.startswith(_TOP):
         return inner, Mount(_TOP, FsspecListing(fs), "/", redact(colons + chain))
     tail = path.rstrip("/")
@@ -410,12 +417,13 @@ def _public_root(root: str) -> str:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name of a local file that has several: where it leads, whether it was named outright, its folders `name=value`,
-    and whether the file is one row, which its name belongs to.
+    """A name of a file that has several: where it leads, whether a link leads there, whether it was named outright, its
+    folders `name=value`, and whether the file is one row, which its name belongs to.
     """
 
     path: str
     real: str
+    link: bool
     outright: bool
     folders: frozenset[str]
     whole: bool
@@ -424,46 +432,56 @@ class _Name:
     def is_same(self, other: _Name) -> bool:
         """Whether two names of one inode are of one file, with the same rows. The inode alone is not enough, as network
         disks make up numbers. Hard links that are both named outright are two files. A name adds no rows to one that
-        has all of its folders.
+        has all of its folders. Two links to a file that is one row are rows of their own.
         """
-        if self.real == other.real:
+        if self.real == other.real and not (self.whole and self.link and other.link):
             return self.folders <= other.folders or other.folders <= self.folders
         different = self.whole or self.folders != other.folders or (self.outright and other.outright)
         return self.links > 1 and not different
 
 
 def _twins(
-    listings: Sequence[tuple[bool, list[tuple[str, Entry]]]],
+    listings: Sequence[tuple[Mount, bool, list[tuple[str, Entry]]]],
     read: Mapping[str, SourceFile],
     planned: Collection[str],
     whole: Callable[[str], bool],
 ) -> Iterator[tuple[str, str]]:
-    """The names of local files that add no rows to another name, after which they are told: `listings` are what each
-    URI has, and whether it is one file, named outright; of these only what is `read` counts. Of two names one that is
+    """The names of files that add no rows to another name, after which they are told: `listings` are what each URI has,
+    and whether it is one file, named outright; of these only what is `read` counts. Of two names one that is
     `planned` counts; else the one in more folders `name=value`; else that of the first listing, and there the one that
     is no link, or the first. A name that is listed twice comes with itself.
     """
     several = {
         inode
-        for inode, count in Counter(e.inode for _, listed in listings for path, e in listed if path in read).items()
-        if inode and count > 1
+        for inode, count in Counter(
+            (mount.prefix, mount.suffix, entry.inode)
+            for mount, _, listed in listings
+            for path, entry in listed
+            if entry.inode and mount.public(path) in read
+        ).items()
+        if count > 1
     }
-    groups: dict[str, dict[str, tuple[Any, _Name]]] = {}
+    groups: dict[tuple[str, str, str], dict[str, tuple[Any, _Name]]] = {}
     twice = list[str]()
-    for order, (named, listed) in enumerate(listings):
-        found = [(path, entry) for path, entry in listed if entry.inode in several and path in read]
-        above = os.path.commonpath([path for path, _ in listed]) if found else ""
+    for order, (mount, named, listed) in enumerate(listings):
+        of = (mount.prefix, mount.suffix)
+        found = [(path, e) for path, e in listed if (*of, e.inode) in several and mount.public(path) in read]
+        above = os.path.commonpath([path for path, _ in listed]) if found and not mount.prefix else ""
         base = os.path.realpath(above)
-        for path, entry in found:
-            group = groups.setdefault(entry.inode, {})
+        for inner, entry in found:
+            group = groups.setdefault((*of, entry.inode), {})
+            path = mount.public(inner)
             if path in group:
                 twice.append(path)
                 continue
             folders = frozenset(filter(None, read[path].folders.split("/")))
-            real = os.path.realpath(path)
-            linked = real != os.path.join(base, os.path.relpath(path, above))
-            rank = (path not in planned, -len(folders), order, linked, path)
-            group[path] = (rank, _Name(path, real, named, folders, whole(path), entry.links))
+            if mount.prefix:
+                real, link = mount.public(entry.real) if entry.real else path, entry.real != ""
+            else:
+                real = os.path.realpath(path)
+                link = real != os.path.join(base, os.path.relpath(path, above))
+            rank = (path not in planned, -len(folders), order, link, path)
+            group[path] = (rank, _Name(path, real, link, named, folders, whole(path), entry.links))
     for group in groups.values():
         kept = list[tuple[_Name, str]]()  # what adds nothing to a name adds nothing to what that is kept by
         for _, name in sorted(group.values(), key=lambda ranked: ranked[0]):
@@ -475,17 +493,15 @@ def _twins(
 
 
 def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str, Entry]]]:
-    """The files that a path, a folder or a glob stands for, sorted, and the part of the path that has no wildcards.
-    `shown` is what the person wrote.
+    """The files that a path, a folder or a glob stands for, sorted, and the part of the path that has no wildcards; no
+    files of a folder that is a sink. `shown` is what the person wrote.
     """
     entry = listing.look(path)
     if entry is not None and not entry.folder:
         return path, [(path, entry)]
     if entry is not None:
         found = sorted(_below(listing, path), key=lambda f: f[0])
-        if not found and listing.look(f"{path}/{META}") is not None:
-            raise BadSource(f"{shown}: it is the sink of a run that has published nothing yet")
-        if not found:
+        if not found and listing.look(f"{path}/{META}") is None:
             raise BadSource(
                 f"{shown}: the folder holds no files (names that start with _ or . are not read), and files say which "
                 "columns there are: run again once there is one; allow_empty is for files without rows"
