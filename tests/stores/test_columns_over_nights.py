@@ -180,6 +180,46 @@ def test_columns_that_had_only_nulls(mode: Any, name: str, request: pytest.Fixtu
             assert values(to, 1) == dict.fromkeys(TYPED) and values(to, 2) == values(to, 3)
 
 
+def listed(shop: shops.Shop, folder: Path, request: pytest.FixtureRequest) -> int:
+    """How many indices a table of a database has."""
+    if shop.name == "sqlite":
+        with closing(sqlite3.connect(folder / "shop.sqlite")) as db:
+            return len(db.execute("PRAGMA index_list(scores)").fetchall())
+    if shop.name == "duckdb":
+        import duckdb
+
+        with duckdb.connect(str(folder / "shop.duckdb")) as db:
+            return len(db.execute("SELECT 1 FROM duckdb_indexes()").fetchall())
+    import psycopg
+
+    at = shop.address("scores").partition("#")[2]
+    with psycopg.connect(request.getfixturevalue("postgres")) as db:
+        return len(db.execute("SELECT 1 FROM pg_index WHERE indrelid = to_regclass(%s)", [at]).fetchall())
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", DATABASES)
+@pytest.mark.parametrize("mode", ["replace", "append", "upsert"])
+@pytest.mark.parametrize("index", [("n",), ("y",), ("text", "n", "y")], ids=", ".join)
+def test_columns_that_had_only_nulls_beside_indices_of_ours(
+    index: tuple[str, ...], mode: Any, name: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Get the type of the first values, too; and the indices are there after."""
+    with opened(request, name, tmp_path) as shop:
+        about = {"mode": mode, "key": "id", "evolve": True, "index": dict.fromkeys(index, "btree")}
+        to = gm.to(shop.address("scores"), **about)
+        columns = {"n": TYPED["n"], "text": TYPED["text"]}
+        deliver(tmp_path, to, 1, dict.fromkeys(columns, (pa.null(), None)))
+        before = listed(shop, tmp_path, request)
+        for number in (2, 3):
+            deliver(tmp_path, to, number, columns)
+            assert listed(shop, tmp_path, request) == before == len(index) + (name != "duckdb")
+        with gm.lookup(to) as lookup:
+            rows = lookup.get_many([1, 3])
+        assert [rows[1][column] for column in columns] == [5, "x"]
+        assert rows[0] is None if mode == "replace" else [rows[0][column] for column in columns] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("mode", "theirs"),
     [
@@ -199,6 +239,21 @@ def test_a_column_of_nulls_alone_that_others_use(mode: Any, theirs: str, tmp_pat
         with pytest.raises(gm.BadJob, match="column 'n' is TEXT, which does not hold the result's int64 without loss"):
             deliver(tmp_path, to, 2, {"n": TYPED["n"]})
         assert shop.seen("scores") == before
+
+
+@pytest.mark.parametrize("theirs", ["UNIQUE INDEX scores_n ON scores (n)", "INDEX scores_n ON scores (n, y)"])
+def test_an_index_of_others_that_is_named_as_ours_are(theirs: str, tmp_path: Path) -> None:
+    """Keeps the column of nulls alone as it is, and stays."""
+    import duckdb
+
+    with shops.SHOPS["duckdb"]("", tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="append", evolve=True)
+        deliver(tmp_path, to, 1, {"n": UNTOLD["n"]})
+        with duckdb.connect(str(tmp_path / "shop.duckdb")) as db:
+            db.execute(f"CREATE {theirs}")
+        asked = gm.to(shop.address("scores"), mode="append", evolve=True, index={"n": "art"})
+        with pytest.raises(gm.BadJob, match="column 'n' is INTEGER, which does not hold the result's int64"):
+            deliver(tmp_path, asked, 2, {"n": TYPED["n"]})
 
 
 def test_a_column_of_nulls_alone_in_a_table_of_others(postgres: str, tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from test_every_store import ROWS, write
 
 import gristmill as gm
 from gristmill.commit.publication import published
+from gristmill.files.disk import LOCAL
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.lake import Lake
+from gristmill.stores.results import identity
 
 LAKES = ("delta", "iceberg", "lance")
 MARKS = "?" * 15 + ".json"  # how Delta's files of marks are named
@@ -537,6 +539,22 @@ def test_delta_that_has_forgotten_its_commits(out: str, tmp_path: Path) -> None:
             gm.deliver(out, address, mode=mode, key="id")
     gm.deliver(out, address, key="id")
     assert delta(tmp_path).to_pyarrow_table().num_rows == ROWS
+
+
+def test_delta_that_is_another_table_of_the_same_version(out: str, tmp_path: Path) -> None:
+    """While it is open: the marks are those of the table that is there."""
+    from deltalake import write_deltalake
+
+    address = f"delta://{tmp_path}/scores"
+    gm.deliver(out, address, key="id")
+    store = deliveries.opened(gm.to(address, key="id"))
+    sink = identity(out, LOCAL).name
+    found, version = store.live(sink), delta(tmp_path).version()
+    shutil.rmtree(tmp_path / "scores")
+    for number in range(version + 1):
+        write_deltalake(tmp_path / "scores", rows(number), mode="append")
+    assert found is not None and delta(tmp_path).version() == version and store.live(sink) is None
+    store.close()
 
 
 def test_delta_marks_of_long_ago_go(out: str, tmp_path: Path) -> None:

@@ -33,29 +33,32 @@ def shop(kind: tuple[str, str], tmp_path: Path) -> Iterator[shops.Shop]:
         yield made
 
 
-def dropped(shop: shops.Shop, server: str, folder: Path, table: str) -> None:
-    """Take one table out of a database."""
+def ran(shop: shops.Shop, server: str, folder: Path, *statements: str) -> None:
+    """Run SQL in a database, whose tables are named as they are delivered to."""
     if shop.name == "sqlite":
         with closing(sqlite3.connect(folder / "shop.sqlite")) as db, db:
-            db.execute(f"DROP TABLE {table}")
+            for sql in statements:
+                db.execute(sql)
     elif shop.name == "duckdb":
         import duckdb
 
         with duckdb.connect(str(folder / "shop.duckdb")) as db:
-            db.execute(f"DROP TABLE {table}")
+            for sql in statements:
+                db.execute(sql)
     else:
         import psycopg
 
         schema = shop.address("scores").partition("#")[2].partition(".")[0]
-        with psycopg.connect(server, autocommit=True) as db:
-            db.execute(f"DROP TABLE {schema}.{table}")
+        with psycopg.connect(server, autocommit=True, options=f"-c search_path={schema}") as db:
+            for sql in statements:
+                db.execute(sql)
 
 
 def without_marks(shop: shops.Shop, server: str, folder: Path, rows: list[dict[str, Any]]) -> None:
     """The table alone, with these rows, as somebody has copied it."""
     held = pa.Table.from_pylist(rows, COLUMNS)
     if shop.name in DATABASES:
-        dropped(shop, server, folder, "gristmill_marks")
+        ran(shop, server, folder, "DROP TABLE gristmill_marks")
     elif shop.name == "delta":
         from deltalake import write_deltalake
 
@@ -98,6 +101,7 @@ def test_a_table_without_its_marks(shop: shops.Shop, kind: tuple[str, str], tmp_
     assert shop.seen("scores") == before
     verdict = gm.verify(nightly)
     assert not verdict.ok and re.search(told, verdict.lines[-1])
+    assert ("gristmill_marks was dropped" in verdict.lines[-1]) == (shop.name in DATABASES)
     gm.deliver(str(tmp_path / "out"), shop.address("scores"))
     assert nightly.run().deliveries[-1].rows == 1
     assert gm.verify(nightly).ok and sorted(shop.seen("scores") or ()) == [1, 2, 3, 4]
@@ -127,7 +131,7 @@ def test_a_table_that_another_makes_anew(mode: Any, shop: shops.Shop, kind: tupl
         nightly[name] = job(tmp_path / name, [first, first + 1], deliver=[to], on_new_files="append")
         nightly[name].run()
     if shop.name in DATABASES:
-        dropped(shop, kind[1], tmp_path, "scores")
+        ran(shop, kind[1], tmp_path, "DROP TABLE scores")
     else:
         shop.clear("scores")
     for name, new in (("one", 3), ("other", 9)):
@@ -166,3 +170,85 @@ def test_a_table_in_other_letters(name: str, tmp_path: Path) -> None:
             job(tmp_path, [4], on_new_files="append", deliver=[gm.to(shop.address("SCORES"), mode="append")]).run()
         other = gm.to(shop.address("others"), mode="append")
         assert job(tmp_path, [4], on_new_files="append", deliver=[other]).run().deliveries[-1].rows == 4
+
+
+AWAY = ("ALTER TABLE scores RENAME TO kept",)
+BACK = ("DROP TABLE scores", "ALTER TABLE kept RENAME TO scores")
+ANOTHER = r"whether the rows of generation 1 .* cannot be told: the table is another one than they came to"
+
+
+@pytest.mark.parametrize("name", DATABASES)
+@pytest.mark.parametrize("mode", ["append", "replace"])
+def test_a_table_that_is_put_back(mode: Any, name: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """After another sink has made one of its name: which rows are in it is told by the database, or refused."""
+    server = request.getfixturevalue(shops.SERVERS[name]) if name in shops.SERVERS else ""
+    with shops.SHOPS[name](server, tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="append")
+        for sink, ids in (("one", [1, 2]), ("other", [7, 8])):
+            job(tmp_path / sink, ids, deliver=[to]).run()
+        ran(shop, server, tmp_path, *AWAY)
+        gm.deliver(str(tmp_path / "one" / "out"), gm.to(shop.address("scores"), mode=mode))
+        ran(shop, server, tmp_path, *BACK)
+        told, untold = ("other", "one") if name == "postgresql" else ("one", "other")
+        with pytest.raises(gm.BadJob, match=ANOTHER):
+            gm.deliver(str(tmp_path / untold / "out"), to)
+        assert not gm.verify(job(tmp_path / untold, [1], deliver=[to])).ok
+        gm.deliver(str(tmp_path / told / "out"), to)
+        with gm.lookup(shop.address("scores"), "id") as lookup:  # which refuses keys that repeat
+            assert None not in lookup.get_many([1, 2, 7, 8])
+
+
+def copied(table: str) -> tuple[str, ...]:
+    """SQL that puts a copy of a table in its place, as one that is restored from a dump is."""
+    return f"CREATE TABLE kept AS TABLE {table}", f"DROP TABLE {table}", f"ALTER TABLE kept RENAME TO {table}"
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+def test_a_table_of_postgres_that_is_restored_alone(mode: Any, postgres: str, tmp_path: Path) -> None:
+    """Its marks, which stay, are of the one before: all rows are brought by key or in its place, or none is appended;
+    so it is for the other sink that had rows there, and for one of which no mark is left.
+    """
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        beside, replaced = gm.to(shop.address("scores"), mode="append"), gm.to(shop.address("scores"))
+        to = gm.to(shop.address("scores"), mode=mode, key="id")
+        for sink, ids, how in (("gone", [9], beside), ("one", [1, 2, 3], replaced), ("other", [7], beside)):
+            job(tmp_path / sink, ids, deliver=[how]).run()
+        gm.deliver(str(tmp_path / "one" / "out"), to)
+        earlier = ("INSERT INTO scores (id) VALUES (9)", "DELETE FROM scores WHERE id = 3")
+        ran(shop, postgres, tmp_path, *copied("scores"), *earlier)
+        verdict = gm.verify(job(tmp_path / "one", [1, 2, 3], deliver=[to]))
+        assert not verdict.ok and re.search(ANOTHER, verdict.lines[-1])
+        if mode == "append":
+            with pytest.raises(gm.BadJob, match=ANOTHER):
+                gm.deliver(str(tmp_path / "one" / "out"), to)
+        else:
+            assert gm.deliver(str(tmp_path / "one" / "out"), to).rows == 3
+        if mode == "replace":
+            assert sorted(shop.seen("scores") or ()) == [1, 2, 3]
+            return
+        for sink, why in (("other", ANOTHER), ("gone", "rows, and no mark of a delivery of this sink")):
+            with pytest.raises(gm.BadJob, match=why):
+                gm.deliver(str(tmp_path / sink / "out"), beside)
+
+
+def test_what_keeps_a_table_of_postgres(postgres: str, tmp_path: Path) -> None:
+    """That it is emptied, written anew or altered, or restored with its marks, leaves these as they are."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="append")
+        nightly = job(tmp_path, [1], deliver=[to], on_new_files="append")
+        nightly.run()
+        ways = (
+            ("VACUUM FULL scores",),
+            ("CREATE INDEX mine ON scores (id)", "CLUSTER scores USING mine"),
+            ("ALTER TABLE scores ADD COLUMN more text", "ALTER TABLE scores ALTER COLUMN more TYPE bytea USING NULL"),
+            (*copied("scores"), *copied("gristmill_marks")),
+            ("ALTER TABLE scores RENAME TO kept", "ALTER TABLE kept RENAME TO scores"),
+        )
+        for number, statements in enumerate(ways, 2):
+            ran(shop, postgres, tmp_path, *statements)
+            job(tmp_path, [number])
+            assert nightly.run().deliveries[-1].rows == 1 and gm.verify(nightly).ok
+        assert sorted(shop.seen("scores") or ()) == [1, 2, 3, 4, 5, 6]
+        ran(shop, postgres, tmp_path, "TRUNCATE scores")
+        job(tmp_path, [7])
+        assert nightly.run().deliveries[-1].rows == 1

@@ -364,6 +364,27 @@ def test_rows_that_others_take_out_between_two_updates(gone: int) -> None:
     assert gm.verify("out").ok and update(78).notes == ()
 
 
+@pytest.mark.parametrize("to", ["sqlite://s.sqlite#scores", "duckdb://s.duckdb#scores"])
+def test_rows_of_others_where_none_are_to_be(to: str) -> None:
+    """Beside an upsert with delete they are told as beside a replace, and go: as many as were delivered, or not."""
+    for options in ({}, {"mode": "upsert", "delete": True}):
+        made = job(gm.to(to, key="id", **options))
+        made.run(restart=True)
+        gm.Job(
+            pa.table({"id": [101, 102]}),
+            gm.model(doubled, returns={"y": "int64"}),
+            gm.sink(f"other-{options.get('mode')}", keep="id"),
+            workers=0,
+            deliver=[gm.to(to, mode="append")],
+        ).run()
+        verdict = gm.verify(made)
+        assert not verdict.ok and f"holds {ROWS + 2} rows, but {ROWS} were delivered" in verdict.lines[-1]
+        gm.deliver("out", gm.to(to, key="id", **options))
+        assert gm.verify(made).ok
+        with gm.lookup(to) as lookup:
+            assert lookup.get_many([101, 102]) == [None, None]
+
+
 def test_rows_that_others_take_out_between_two_appends() -> None:
     """By key, of several generations: fewer rows than one of them has are told."""
     Path("in").mkdir()

@@ -90,7 +90,9 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
     (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
     those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
-    there, when these came, that no mark told of, and of which sink they were is not known since. A `doubtful` mark may
+    there, when these came, that no mark told of, and of which sink they were is not known since. `table` tells which
+    table of that name the rows came to, where a database says so, and `past` is a mark of one whose name another sink's
+    delivery has given to a new table. A `doubtful` mark may
     be of rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks
     of several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that
     was not noted).
@@ -115,6 +117,8 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     doubtful: bool = False
     columns: str = ""
     unmarked: bool = False
+    table: str = ""
+    past: bool = False
 
     @property
     def held(self) -> str:

@@ -139,7 +139,7 @@ class Table:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._marked: tuple[int, tuple[tuple[Mark, ...], str]] = (-1, ((), ""))
+        self._marked: tuple[str, tuple[tuple[Mark, ...], str]] = ("", ((), ""))
 
     def folder(self) -> str:
         return self._place.path
@@ -149,18 +149,18 @@ class Table:
             table = opened(self._place)
             if table is None:
                 return None
-            (marks, lost), new = self._marks(table), table.transaction_version(APP) is None
             version, times = f"{table.metadata().id} {table.version()}", table.transaction_version
+            (marks, lost), new = self._marks(table, version), times(APP) is None
             return Snapshot(_schema(table), marks, lambda s: times(s) or 0, table, version, new, lost)
 
-    def _marks(self, table: Any) -> tuple[tuple[Mark, ...], str]:
+    def _marks(self, table: Any, version: str) -> tuple[tuple[Mark, ...], str]:
         """The marks, or why they are lost, looked for once a version."""
-        if table.version() != self._marked[0]:
+        if version != self._marked[0]:
             try:
                 found = marks_of(table, self._place), ""
             except Lost as e:
                 found = (), str(e)
-            self._marked = (table.version(), found)
+            self._marked = (version, found)
         return self._marked[1]
 
     def kind(self, kind: pa.DataType) -> pa.DataType | None:

@@ -15,6 +15,7 @@ from gristmill.stores.results import Result
 from gristmill.stores.sql import MARKS
 
 _WAYS = "deliver to another table, or once with mode replace, after which only this result is there"
+_DATABASES = ("duckdb", "postgresql", "sqlite")  # in which marks are a table
 _FOLDS = ("duckdb", "sqlite")  # in which names of tables are the same but for capitals
 _NOT_TWICE = "and rows are not appended twice"
 
@@ -50,9 +51,11 @@ def doubt(delivery: Delivery, result: Result, store: Store, found: Mark | None, 
 
 def untold(found: Mark) -> str:
     """What is not known of a doubtful mark's rows."""
+    why = "the table was restored to an earlier version, or others have rewritten its files, and it has forgotten which"
+    if found.table or found.past:
+        why = "the table is another one than they came to (restored, renamed or made anew by others)"
     return (
-        f"whether the rows of generation {found.generation} (delivered at {found.at}) are there cannot be told: the "
-        "table was restored to an earlier version, or others have rewritten its files, and it has forgotten which"
+        f"whether the rows of generation {found.generation} (delivered at {found.at}) are there cannot be told: {why}"
     )
 
 
@@ -62,7 +65,8 @@ def beside_unmarked(load: Load, store: Store) -> bool:
     """
     if load.whole or not hasattr(store, "unmarked"):
         return False
-    return load.found.unmarked if load.found is not None else store.unmarked() > 0
+    found = load.found
+    return found.unmarked if found is not None and not found.doubtful else store.unmarked() > 0
 
 
 def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> str | None:
@@ -75,9 +79,10 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
     last = next((receipt for receipt in found if receipt.rows and _is_of(receipt.to, delivery.place)), None)
     if last is None or not (rows := store.unmarked()):
         return None
+    dropped = f", or {MARKS} was dropped" if delivery.place.store in _DATABASES else ""
     return (
         f"{shown}: holds {rows:,} rows, and no mark of a delivery of this sink beside them (the table alone was copied "
-        f"or restored, or {MARKS} was dropped?), but generation {last.generation} was delivered there at {last.at}: "
+        f"or restored{dropped}?), but generation {last.generation} was delivered there at {last.at}: "
         f"which rows are there cannot be told, {_NOT_TWICE}: restore the marks, {_WAYS}"
     )
 

@@ -170,21 +170,30 @@ class File:
     def marked(self) -> str:
         return folded(self._table)
 
+    def which(self, session: Session) -> str:
+        """Not told: a table's number is another one whenever the file is opened."""
+        return ""
+
     def kind(self, field: pa.Field) -> str:
         return column_type(field.type, f"{self._place.shown}: column {field.name!r}")
 
     def holds(self, field: pa.Field, kind: str) -> bool:
         return holds(self._held, kind, field.type, f"{self._place.shown}: column {field.name!r}")
 
-    def drops(self, session: Session, column: str) -> bool:
-        """None can, of a table with indices or constraints."""
+    def drops(self, session: Session, load: Load, column: str) -> bool:
+        """None can, of a table with indices or constraints: none but those that are built anew may be there."""
         where, at = "schema_name = ? AND table_name = ?", (self._schema, self._table)
         own = "column_name = ? AND (column_default IS NOT NULL OR comment IS NOT NULL)"
         return not (
-            session.run(f"SELECT 1 FROM duckdb_indexes() WHERE {where} LIMIT 1", *at)
+            self._indices(session) - self._asked(session, load).items()
             or session.run(f"SELECT 1 FROM duckdb_constraints() WHERE {where} LIMIT 1", *at)
             or session.run(f"SELECT 1 FROM duckdb_columns() WHERE {where} AND {own} LIMIT 1", *at, column)
         )
+
+    def freed(self, session: Session, load: Load, columns: Collection[str]) -> None:
+        """All of them: to what is to be altered in its own transaction, an index that goes is still there."""
+        for name, _ in self._indices(session):
+            session.run(f"DROP INDEX {self.table(name)}")
 
     def still(self, session: Session) -> None:
         """A file has one writer at a time."""
@@ -313,14 +322,25 @@ class File:
         return dict(session.run(sql, self._schema))
 
     def indexed(self, session: Session, load: Load) -> None:
-        """Names of indices are those of a schema."""
+        for name, column in self._asked(session, load).items():
+            session.run(f"CREATE INDEX IF NOT EXISTS {quoted(name)} ON {self.target()} ({quoted(column)})")
+
+    def _asked(self, session: Session, load: Load) -> dict[str, str]:
+        """The indices that are asked for: columns by names, which are those of a schema."""
         sql = "SELECT index_name, table_name FROM duckdb_indexes() WHERE database_name = current_database() AND"
         of = {folded(name): table for name, table in session.run(f"{sql} schema_name = ?", self._schema)}
-        for column in load.index:
-            name = f"{self._table}_{column}"
-            if of.get(folded(name), self._table) != self._table:
-                name = told_apart(name, self._table, (column,))
-            session.run(f"CREATE INDEX IF NOT EXISTS {quoted(name)} ON {self.target()} ({quoted(column)})")
+        names = {column: f"{self._table}_{column}" for column in load.index}
+        return {
+            told_apart(n, self._table, (c,)) if of.get(folded(n), self._table) != self._table else n: c
+            for c, n in names.items()
+        }
+
+    def _indices(self, session: Session) -> set[tuple[str, str]]:
+        """The names of the target's indices, each with its column; with none, if it is more than an index of one."""
+        sql = "SELECT index_name, is_unique, expressions FROM duckdb_indexes() WHERE schema_name = ? AND table_name = ?"
+        rows = session.run(f"{sql} AND database_name = current_database()", self._schema, self._table)
+        columns = {text: name for name in session.columns(self.target()) for text in _as_expressions(name)}
+        return {(name, "" if unique else columns.get(told, "")) for name, unique, told in rows}
 
     def close(self) -> None:
         held, self._held = self._held, None
@@ -328,6 +348,12 @@ class File:
         if held is not None:
             held.close()
         self._gate.release()
+
+
+def _as_expressions(column: str) -> list[str]:
+    """What DuckDB may tell of an index of one column: it quotes the names that are words of its own."""
+    plainly = [f"[{column}]"] if re.fullmatch(r"[A-Za-z_]\w*", column, re.ASCII) else []
+    return [*plainly, "['" + quoted(column).replace("'", "\\'") + "']"]
 
 
 class Transaction:

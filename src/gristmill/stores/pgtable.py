@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.stores.contract import Load
+from gristmill.stores.contract import STAGED, Load
 from gristmill.stores.references import Reference
 from gristmill.stores.sql import Session, quoted, refuse_view
 
@@ -78,14 +78,16 @@ FROM pg_constraint f JOIN pg_class o ON o.oid = f.conrelid JOIN pg_namespace n O
 WHERE f.contype = 'f' AND f.confrelid = to_regclass(?) AND NOT (f.confdeltype = 'a' AND f.condeferrable)
 ORDER BY 1, 2
 """
-# Whether a column is more than its name and type, or anything depends on it.
+# Whether a column is more than its name and type, or anything but an index of ours depends on it.
 _MORE = """
 SELECT 1 FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = to_regclass(?) AND a.attname = ? AND (
     a.attnotnull OR a.atthasdef OR a.attidentity <> '' OR a.attcollation <> t.typcollation
     OR col_description(a.attrelid, a.attnum) IS NOT NULL
     OR EXISTS (SELECT FROM pg_depend d WHERE d.refclassid = 'pg_class'::regclass AND d.refobjid = a.attrelid
-        AND d.refobjsubid = a.attnum))
+        AND d.refobjsubid = a.attnum AND NOT EXISTS (SELECT FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid
+            WHERE d.classid = 'pg_class'::regclass AND x.indexrelid = d.objid AND x.indrelid = a.attrelid
+            AND NOT x.indisunique AND i.relname ~ ?)))
 """
 
 
@@ -97,8 +99,8 @@ def hangs(session: Session, table: str) -> bool:
 
 
 def is_plain(session: Session, table: str, column: str) -> bool:
-    """Whether a column could be dropped and made anew, and nothing were lost but its values."""
-    return not session.run(_MORE, table, column)
+    """Whether a column could be dropped and made anew, and nothing were lost but its values and indices of ours."""
+    return not session.run(_MORE, table, column, f"^{STAGED}")
 
 
 def made_like(session: Session, stage: str, table: str, new: Sequence[str]) -> bool:

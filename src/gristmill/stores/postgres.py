@@ -139,6 +139,12 @@ class Server:
     def marked(self) -> str:
         return self._table
 
+    def which(self, session: Session) -> str:
+        """By their numbers in the catalog. Those of views do not count, whose rows are elsewhere."""
+        sql = "SELECT c.oid::text, to_regclass(?)::oid::text FROM pg_class c WHERE c.oid = to_regclass(?)"
+        found = session.run(f"{sql} AND c.relkind IN ('r', 'p')", self.table(MARKS), self.target())
+        return " ".join(map(str, found[0])) if found else ""
+
     def kind(self, field: pa.Field) -> str:
         where = f"{self._place.shown}: column {field.name!r}"
         if len(field.name.encode()) > LONGEST:
@@ -158,9 +164,12 @@ class Server:
 
     # ------------------------------------------------ the table that takes the target's place
 
-    def drops(self, session: Session, column: str) -> bool:
+    def drops(self, session: Session, load: Load, column: str) -> bool:
         target = self.target()
         return pgtable.is_plain(session, target, column) and not pgtable.hangs(session, target)
+
+    def freed(self, session: Session, load: Load, columns: Collection[str]) -> None:
+        """Nothing: a column takes its indices along."""
 
     def still(self, session: Session) -> None:
         session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
@@ -235,8 +244,9 @@ class Server:
         if not session.columns(self.target()):
             self._index(session, load, load.stage)
         elif self._takes_its_place(session, load):
-            there = self._indices(session, load.stage)
-            for number, index in enumerate(self._kept(session, load).values()):
+            there, staged = self._indices(session, load.stage), session.columns(stage).items()
+            gone = {name for name, kind in session.columns(self.target()).items() if (name, kind) not in staged}
+            for number, index in enumerate(self._kept(session, load, but=gone).values()):
                 name = f"{load.stage}_{number}"
                 if name in there:
                     continue
@@ -324,11 +334,15 @@ class Server:
         there = self._indices(session, table).values()
         return {c: how for c, how in pgindex.asked(load).items() if not any(index.serves(c, *how) for index in there)}
 
-    def _kept(self, session: Session, load: Load) -> dict[str, pgindex.Index]:
-        """The target's indices but for those of ours of which another kind is asked for now."""
+    def _kept(self, session: Session, load: Load, but: Collection[str] = ()) -> dict[str, pgindex.Index]:
+        """The target's indices but for those of ours of which another kind is asked for now, and those of columns that
+        are to go.
+        """
         asked, kept = pgindex.asked(load), {}
         for name, index in self._indices(session, self._table).items():
             how = asked.get(index.columns) if re.match(STAGED, name) and not index.constraint else None
+            if not set(but).isdisjoint(index.columns.split(",")):
+                continue
             if how is None or index.serves(index.columns, *how):
                 kept[name] = index
         return kept

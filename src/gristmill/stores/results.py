@@ -105,10 +105,10 @@ class Result:
 
 def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, shown: str) -> str | None:
     """What a store lacks of a result that was delivered to it, as a line; None if it has as many rows as it must. One
-    that is appended to, or updated by key, may have more, of others.
+    that is appended to, or updated by key, may have more, of others, unless those were to go.
     """
     count, rows = store.count(None), [f for f in live if f.role == "rows" and f.generation in mark.generations]
-    if mark.mode == "replace":
+    if mark.mode == "replace" or mark.delete:
         wanted, right = mark.rows, count == mark.rows
     elif mark.mode == "append":
         wanted = mark.total if mark.total is not None else _appended(result, rows, mark)

@@ -109,6 +109,12 @@ class Database(Protocol):
         """Under which name the marks beside the target have it: the same, however an address spells it."""
         ...
 
+    def which(self, session: Session) -> str:
+        """Which table has the target's name, and which one that of the marks: two words that stay as long as these are
+        the tables that they are, whatever is done to them. Nothing where the database does not tell.
+        """
+        ...
+
     def kind(self, field: pa.Field) -> str:
         """The type of a column for these values. Raises BadJob if none holds all of them without loss."""
         ...
@@ -117,8 +123,14 @@ class Database(Protocol):
         """Whether a column of the type `kind` holds these values without loss."""
         ...
 
-    def drops(self, session: Session, column: str) -> bool:
-        """Whether one of the target's columns can be dropped, and nothing but its name, type and values goes then."""
+    def drops(self, session: Session, load: Load, column: str) -> bool:
+        """Whether one of the target's columns can be dropped, and nothing but its name, type and values goes then, and
+        indices of ours (see `freed`), which are built anew.
+        """
+        ...
+
+    def freed(self, session: Session, load: Load, columns: Collection[str]) -> None:
+        """Before columns are dropped, in a transaction of its own: drop indices of ours that would keep them there."""
         ...
 
     def still(self, session: Session) -> None:
@@ -217,10 +229,15 @@ def told_apart(name: str, table: str, columns: Sequence[str]) -> str:
     return f"{name}_{hashlib.sha256(chr(0).join((table, *columns)).encode()).hexdigest()[:8]}"
 
 
-def marks_in(session: Session, table: str, target: str, shown: str) -> list[Mark]:
-    """The marks of all sinks whose rows are in the target."""
+def all_marks(session: Session, table: str, target: str, shown: str) -> list[Mark]:
+    """The marks of all sinks that have delivered to the target, or to another table that had its name."""
     rows = session.run(f"SELECT body FROM {table} WHERE target = ?", target)
     return [Mark.load(row[0].encode(), shown) for row in rows]
+
+
+def marks_in(session: Session, table: str, target: str, shown: str) -> list[Mark]:
+    """The marks of all sinks whose rows are in the target."""
+    return [mark for mark in all_marks(session, table, target, shown) if not mark.past]
 
 
 def latest(session: Session, table: str, target: str, shown: str) -> Mark | None:

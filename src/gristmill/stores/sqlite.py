@@ -158,6 +158,10 @@ class File:
     def marked(self) -> str:
         return folded(self._place.name)
 
+    def which(self, session: Session) -> str:
+        """Not told: a root page is used again, and VACUUM gives others."""
+        return ""
+
     def kind(self, field: pa.Field) -> str:
         return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
 
@@ -171,9 +175,14 @@ class File:
             return there in ("INTEGER", "NUMERIC") or (there == "REAL" and exact)
         return there in (own, "BLOB")
 
-    def drops(self, session: Session, column: str) -> bool:
-        indexed = (name for columns in self._indexed_by(session, self._place.name) for name in columns)
-        return sqlite3.sqlite_version_info >= (3, 35) and not self._bound(session) and column not in indexed
+    def drops(self, session: Session, load: Load, column: str) -> bool:
+        """Indices of others are told by `_bound`."""
+        return sqlite3.sqlite_version_info >= (3, 35) and not self._bound(session)
+
+    def freed(self, session: Session, load: Load, columns: Collection[str]) -> None:
+        for name, indexed in self._indices_of(session, self._place.name).items():
+            if not set(indexed).isdisjoint(columns):
+                session.run(f"DROP INDEX {quoted(name)}")
 
     def still(self, session: Session) -> None:
         """A file has one writer at a time."""
@@ -268,15 +277,16 @@ class File:
     def _indices(self, session: Session, load: Load, table: str, prefix: str) -> None:
         """One for the key, by which rows are looked up and upserted, and those asked for, unless there are such."""
         for columns in ([load.key] if load.key else []) + [(column,) for column in load.index]:
-            if columns not in self._indexed_by(session, table):
+            if columns not in self._indices_of(session, table).values():
                 name, listed = f"{prefix}_{'_'.join(columns)}", ", ".join(map(quoted, columns))
                 if session.run(f"SELECT 1 FROM sqlite_master WHERE {_NAME}", name):
                     name = told_apart(name, table, columns)
                 session.run(f"CREATE INDEX {quoted(name)} ON {quoted(table)} ({listed})")
 
-    def _indexed_by(self, session: Session, table: str) -> list[tuple[str, ...]]:
+    def _indices_of(self, session: Session, table: str) -> dict[str, tuple[str, ...]]:
+        """The columns of a table's indices by their names."""
         names = [row[1] for row in session.run(f"PRAGMA index_list({quoted(table)})")]
-        return [tuple(row[2] for row in session.run(f"PRAGMA index_info({quoted(name)})")) for name in names]
+        return {n: tuple(row[2] for row in session.run(f"PRAGMA index_info({quoted(n)})")) for n in names}
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

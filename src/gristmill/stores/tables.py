@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
+from gristmill.stores import tablemarks
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
 from gristmill.stores.packing import alike, told
 from gristmill.stores.sql import (
@@ -21,6 +22,7 @@ from gristmill.stores.sql import (
     PARTS,
     Database,
     Session,
+    all_marks,
     appended,
     counted,
     created,
@@ -112,7 +114,7 @@ class Tables:
             return False
         known = (decode_schema(m.held) for m in marks_in(session, marks, self._db.marked(), self._place.shown))
         delivered = [schema.field(name).type for schema in known if name in schema.names]
-        if not delivered or not all(map(pa.types.is_null, delivered)) or not self._db.drops(session, name):
+        if not delivered or not all(map(pa.types.is_null, delivered)) or not self._db.drops(session, load, name):
             return False
         filled = f"SELECT 1 FROM {target} WHERE {quoted(name)} IS NOT NULL LIMIT 1"  # by others
         return load.whole or not session.run(filled)
@@ -127,10 +129,11 @@ class Tables:
         marks = self._db.table(MARKS)
         if not session.columns(marks):
             return None
-        rows = session.run(f"SELECT body FROM {marks} WHERE target = ? AND sink = ?", self._db.marked(), sink)
-        if not rows or not session.columns(self._db.target()):
+        there = all_marks(session, marks, self._db.marked(), self._place.shown)
+        found = next((mark for mark in there if mark.sink == sink), None)
+        if found is None or not session.columns(target := self._db.target()):
             return None
-        return Mark.load(rows[0][0].encode(), self._place.shown)
+        return tablemarks.live(found, there, self._db.which(session), lambda: counted(session, target))
 
     def staged(self, load: Load) -> Mapping[str, int]:
         parts, stage = self._db.table(PARTS), self._db.table(load.stage)
@@ -175,8 +178,9 @@ class Tables:
             marks, target = self._db.table(MARKS), self._db.target()
             if not session.columns(target):
                 return 0
-            there = marks_in(session, marks, self._db.marked(), self._place.shown) if session.columns(marks) else []
-            return counted(session, target) if not there or any(m.unmarked for m in there) else 0
+            there = all_marks(session, marks, self._db.marked(), self._place.shown) if session.columns(marks) else []
+            held = [mark for mark in there if tablemarks.is_of(mark, self._db.which(session))]
+            return counted(session, target) if not held or any(m.unmarked for m in held) else 0
 
     # ------------------------------------------------ the atomic step
 
@@ -190,13 +194,16 @@ class Tables:
                 self._db.ready(session, load)
             elif load.mode == "upsert":
                 self._db.matching(session, load)
+            if gone := self._other_types(session, load):
+                self._db.freed(session, load, gone)
         with self._db.session(write=True) as session:
             self._db.alone(session)
             if not self._is_there(session, load):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
                 self._retyped(session, load)
-                self._note(session, load, updated=self._apply(session, load))
+                made = not session.columns(self._db.target())
+                self._note(session, load, made=made, updated=self._apply(session, load))
 
     def _retyped(self, session: Session, load: Load) -> None:
         """Take columns out of the target that are to have another type, so that they are added as new ones are. Raises
@@ -206,9 +213,13 @@ class Tables:
         if there.items() <= self._columns(session, load).items():
             return
         self._db.still(session)
-        for name, kind in self._columns(session, load).items():
-            if there.get(name, kind) != kind:
-                session.run(f"ALTER TABLE {self._db.target()} DROP COLUMN {quoted(name)}")
+        for name in self._other_types(session, load):
+            session.run(f"ALTER TABLE {self._db.target()} DROP COLUMN {quoted(name)}")
+
+    def _other_types(self, session: Session, load: Load) -> list[str]:
+        """The columns of the target that are to have another type. Raises BadJob as `_columns` does."""
+        there = session.columns(self._db.target())
+        return [name for name, kind in self._columns(session, load).items() if there.get(name, kind) != kind]
 
     def _is_there(self, session: Session, load: Load) -> bool:
         return is_there(self._live(session, load.mark.sink), load, self._place.shown)
@@ -221,8 +232,6 @@ class Tables:
         names, columns = load.schema.names, session.columns(stage)
         if not session.columns(target):
             created(session, target, columns)
-            # Of whoever had rows in a table of this name: with the table, these are gone.
-            session.run(f"DELETE FROM {self._db.table(MARKS)} WHERE target = ?", self._db.marked())
         extended(session, target, stage, names)
         if load.mode == "append":
             appended(session, self._db, stage, load, self._place.shown)
@@ -232,15 +241,19 @@ class Tables:
         self._db.indexed(session, load)
         return True
 
-    def _note(self, session: Session, load: Load, *, updated: bool) -> None:
+    def _note(self, session: Session, load: Load, *, made: bool, updated: bool) -> None:
+        """Write the mark. `made`: there was no table of this name before."""
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
-        known = marks_in(session, marks, target, self._place.shown)
-        mark = replace(told(load, known, updated=updated), turn=1 + max((m.turn for m in known), default=0))
-        if load.whole:
-            session.run(f"DELETE FROM {marks} WHERE target = ?", target)
-        else:
-            session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, load.mark.sink)
-        session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, mark.sink, mark.dump().decode())
+        there, now = all_marks(session, marks, target, self._place.shown), self._db.which(session)
+        known = [] if made else [m for m in there if not m.past]
+        mark = told(load, known, updated=updated)
+        mark = replace(mark, turn=1 + max((m.turn for m in there), default=0), table=now)
+        others = [m for m in there if m.sink != mark.sink]
+        changed = [(m, to) for m, to in tablemarks.beside(others, now, made=made, whole=load.whole) if to != m]
+        for sink in (mark.sink, *(m.sink for m, _ in changed)):
+            session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, sink)
+        for new in (mark, *(to for _, to in changed if to is not None)):
+            session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, new.sink, new.dump().decode())
         session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
