@@ -186,12 +186,14 @@ class Tables:
             if self._is_there(session, load):
                 return
             self._begin(session, load)
+            self._db.brief(session)
             if load.mode == "replace":
                 self._db.ready(session, load)
             elif load.mode == "upsert":
                 self._db.matching(session, load)
         with self._db.session(write=True) as session:
             self._db.alone(session)
+            self._db.brief(session)
             if not self._is_there(session, load):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
