@@ -169,6 +169,13 @@ class Tables:
         with self._db.session(write=False) as session:
             return int(session.run(f"SELECT count(*) FROM {table}")[0][0]) if session.columns(table) else 0
 
+    def marks(self) -> Sequence[Mark]:
+        """See Shared."""
+        with self._db.session(write=False) as session:
+            marks, there = self._db.table(MARKS), session.columns(self._db.target())
+            told = there and session.columns(marks)
+            return marks_in(session, marks, self._db.marked(), self._place.shown) if told else ()
+
     def unmarked(self) -> int:
         """See Unmarked."""
         with self._db.session(write=False) as session:
