@@ -30,8 +30,8 @@ def refuse_lost(delivery: Delivery, root: str, files: Files, store: Store) -> No
     raise BadJob(
         f"deliver {delivery.shown}: holds {rows:,} rows, some of which this sink delivered (the last at {last.at}), "
         f"but its folder, which knows which, is lost: {root}{moved}; rows are not appended twice: bring it back; or "
-        "deliver once with mode replace; or, if rows are to come beside all of those, name a folder of its own (storage: "
-        "{staging: FOLDER}) or say --restart (restart=True)"
+        "deliver once with mode replace; or, if rows are to come beside all of those, name a folder of its own "
+        "(storage: {staging: FOLDER}) or say --restart (restart=True)"
     )
 
 
