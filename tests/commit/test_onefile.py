@@ -248,3 +248,12 @@ def test_no_rows_are_a_file_without_rows(folder: Path) -> None:
     gm.apply(gm.source("in", where="x < 0"), "none.parquet", fn=doubled, keep="x", workers=0, returns={"y": "int64"},
              gates={"allow_empty": True})  # fmt: skip
     assert pq.read_table("none.parquet").num_rows == 0 and gm.verify("none.parquet").ok
+
+
+def test_the_file_stays_as_private_as_it_was_made(folder: Path) -> None:
+    """What is appended makes a new file, with the permissions of the one before."""
+    job("out.parquet").run()
+    Path("out.parquet").chmod(0o600)
+    add(folder, 100, 150)
+    job("out.parquet").run(append=True)
+    assert len(rows("out.parquet")) == 150 and Path("out.parquet").stat().st_mode & 0o777 == 0o600

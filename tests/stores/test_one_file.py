@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -152,3 +153,29 @@ def test_another_sink_comes_first_with_another_metric(
         with pytest.raises(gm.BadJob, match=r"is an index by l2 with rows of other sinks|has other vectors"):
             gm.deliver(own, by(address, "cosine"))
     assert seen(by(address, "l2"), range(20)) == 10
+
+
+def _staging(folder: Path) -> list[int]:
+    """The permissions of staging places."""
+    return [path.stat().st_mode & 0o777 for path in folder.iterdir() if ".gm_" in path.name and path.is_dir()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_file_keeps_its_permissions_and_owner(kind: str, tmp_path: Path) -> None:
+    """The next night's file is as private as the one before was made, and so are the rows that are staged for it."""
+    to, file = gm.to(f"{kind}://{tmp_path}/file", key="id"), tmp_path / "file"
+    write(tmp_path, "a", range(5))
+    job(tmp_path, to).run()
+    file.chmod(0o600)
+    if os.getuid() == 0:
+        os.chown(file, 1234, 4321)
+    before, inode = file.stat(), file.stat().st_ino
+    write(tmp_path, "b", range(5, 9))
+    modes: list[int] = []
+    with pytest.MonkeyPatch.context() as patched:
+        meanwhile(patched, forms(kind), "build", lambda: modes.extend(_staging(tmp_path)), after=False)
+        job(tmp_path, to).run(append=True)
+    now = file.stat()
+    assert (now.st_mode, now.st_uid, now.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
+    assert now.st_ino != inode and modes == [0o700]
+    assert seen(to, range(9)) == 9

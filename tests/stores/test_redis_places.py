@@ -236,6 +236,27 @@ def test_what_an_earlier_version_left(db: Any, address: str, tmp_path: Path) -> 
     assert not db.exists(f"scores:{once[:-1]}f:r:3") and db.hlen("scores:stages") == 1
 
 
+def test_a_pointer_that_is_renamed_keeps_its_rows(db: Any, address: str, tmp_path: Path) -> None:
+    """Later nights bring theirs beside them, and remove only those; renamed back, they are as any others."""
+    to = gm.to(address, key="id")
+    write(tmp_path, "a", range(500))
+    job(tmp_path, to).run()
+    db.rename("scores", "scores_old")
+    for night in range(1, 3):
+        write(tmp_path, f"b{night}", range(500 * night, 500 * night + 100))
+        job(tmp_path, to).run(append=True)
+        assert seen(address, range(2000)) == sum(hashes(db)) == 500 + 100 * night
+        assert seen(f"{address}_old", range(2000)) == 500
+    at, count = db.hmget("scores_old", "at", "buckets")
+    assert {db.ttl(name) for n in range(int(count)) if db.exists(name := f"{at.decode()}:{n}")} == {-1}
+    assert len(kept(db) - {f"{at.decode()}:{n}" for n in range(int(count))}) == 3  # both pointers, and the places
+    db.rename("scores_old", "scores")
+    write(tmp_path, "c", range(1500, 1600))
+    job(tmp_path, to).run(append=True)
+    assert seen(address, range(2000)) == sum(hashes(db)) == 800
+    assert kept(db) == {"scores", "scores:stages"} and db.hlen("scores:stages") == 1
+
+
 def test_a_key_of_others_where_places_are_noted(db: Any, address: str, tmp_path: Path) -> None:
     """Told before anything is scored, whatever its type is; it keeps what is in it."""
     write(tmp_path, "a", range(5))

@@ -348,3 +348,35 @@ def test_nobody_gets_a_right_by_a_replace(role: str, postgres: str, database: An
     after = database.execute(rights).fetchone()
     database.execute("ALTER DEFAULT PRIVILEGES IN SCHEMA area REVOKE SELECT ON TABLES FROM weak")
     assert (before[0], after[0]) == (False, False) and before[1] != after[1]
+
+
+# ---------------------------------------------------------------- others keep it locked
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+@pytest.mark.parametrize("theirs", ["SELECT count(*) FROM area.locked", "UPDATE area.locked SET label = 'theirs'"])
+def test_a_table_that_somebody_keeps_locked(
+    theirs: str,
+    mode: Any,
+    postgres: str,
+    database: Any,
+    nights: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step that changes the table gives up after a while, so that those who wait behind it go on; then it is made."""
+    monkeypatch.setattr("gristmill.stores.postgres.LOCKED", "150ms")
+    database.execute("CREATE TABLE locked (id bigint, label text)")
+    if mode == "replace":
+        database.execute("CREATE VIEW beside AS SELECT id FROM locked")  # its rows are replaced, and a column is added
+    to, sink = gm.to(f"{postgres}#area.locked", mode=mode, key="id", evolve=True), str(tmp_path / "sink")
+    shutil.copytree(nights["first"], sink)
+    database.execute("INSERT INTO locked VALUES (1, 'theirs')")
+    with psycopg.connect(postgres, options="-c idle_in_transaction_session_timeout=4s") as other:
+        other.execute(theirs)
+        with pytest.raises(gm.RunFailed, match=r"area\.locked: Postgres says: canceling statement due to lock timeout"):
+            gm.deliver(sink, to)
+        assert database.execute("SELECT count(*), max(label) FROM locked").fetchone() == (1, "theirs")
+    gm.deliver(sink, to)
+    count = {"append": 13, "upsert": 12, "replace": 12}[mode]
+    assert database.execute("SELECT count(*), count(y) FROM locked").fetchone() == (count, 12)

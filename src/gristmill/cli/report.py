@@ -62,11 +62,13 @@ def report(target: str, output: str | None, form: str | None, **given: Any) -> i
 
 def _write(path: str, text: str) -> None:
     """Write the file in one step, so that whoever opens it meanwhile sees the one before. Raises BadJob."""
+    from gristmill.files.disk import LOCAL
+
     staged = f"{path}.{os.getpid()}.tmp"
     try:
         with open(staged, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)
-        os.replace(staged, path)
+        LOCAL.take_place(staged, path)
     except OSError as e:
         if os.path.exists(staged):
             os.unlink(staged)

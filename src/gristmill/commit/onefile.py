@@ -96,7 +96,7 @@ def settle(root: str, form: SinkFormat, options: Any, overwrite: bool, files: Fi
 def _put(made: str, file: str, before: tuple[Stamp, ...], overwrite: bool, files: LocalFiles) -> None:
     """Give the new file its name, unless one that is not ours has it. Raises BadJob."""
     if overwrite or (before and os.path.isfile(file) and _stamp(file) in before):
-        return files.replace(made, file)
+        return files.take_place(made, file)
     try:
         files.link(made, file)  # unlike a rename, replaces nothing
     except FileExistsError:

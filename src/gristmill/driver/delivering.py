@@ -34,6 +34,7 @@ from gristmill.process import lasting
 from gristmill.process.away import is_away, says_away
 from gristmill.stores import delivery as deliveries
 from gristmill.stores.contract import StoreBusy, StoreUnavailable
+from gristmill.stores.homes import refuse_lost
 from gristmill.stores.receipts import receipts, renewed
 from gristmill.stores.results import Result, identity
 from gristmill.values import dataclass
@@ -43,13 +44,15 @@ ASKED = "deliver.json"
 
 def reached(c: Command) -> None:
     """Before anything is scored, see that each store can be opened, or is busy, and that no delivery takes away what
-    the job reads. Raises BadJob, MissingExtra, RunFailed for a store that is not there now.
+    the job reads, or is of a sink whose folder was lost. Raises BadJob, MissingExtra, RunFailed for a store that is not
+    there now.
     """
     for delivery in () if c.stream else c.spec.deliver:
         if (why := _takes_away(delivery, c.spec.source)) is not None:
             raise BadJob(why)
-        with _before(c.log):
-            deliveries.opened(delivery).close()
+        with _before(c.log), contextlib.closing(deliveries.opened(delivery)) as store:
+            if not c.verbs.restart:
+                refuse_lost(delivery, c.root, c.files, store)
 
 
 def _takes_away(delivery: Delivery, source: Source) -> str | None:
@@ -73,7 +76,7 @@ def fitting(at: Chosen, about: PlanDocument) -> None:
         with _before(at.log), contextlib.closing(deliveries.opened(delivery)) as store:
             members = (*(at.base.generations if at.base is not None else ()), at.generation.number)
             result = Result(at.generation, members, about, identity(at.root, at.files))
-            deliveries.check(delivery, result, store)
+            deliveries.check(delivery, result, store, at.verbs.restart)
 
 
 def refuse_repeated(
@@ -271,7 +274,7 @@ def deliver(
         result = published(root, files)
         for delivery in wanted:
             with _before(), contextlib.closing(deliveries.opened(delivery)) as store:
-                deliveries.check(delivery, Result.of(result), store)
+                deliveries.check(delivery, Result.of(result), store, take_over)
         begun, seen = time.monotonic(), Silent() if observer is None else observer
 
         def say(**changes: Any) -> None:

@@ -9,6 +9,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -76,6 +77,14 @@ class LocalFiles:
     def replace(self, source: str, target: str) -> None:
         """Atomically give `source` the name `target`, replacing any file of that name."""
         os.replace(source, target)
+
+    def take_place(self, made: str, target: str) -> None:
+        """`replace` of a file that belongs to people: the new one has the permissions, owner and group that the old one
+        was given, where that is allowed.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            _like(made, os.stat(target))
+        self.replace(made, target)
 
     def rename(self, source: str, target: str) -> None:
         """Atomic rename."""
@@ -286,6 +295,22 @@ class LocalFiles:
 
 
 LOCAL = LocalFiles()
+
+
+def _like(made: str, there: os.stat_result) -> None:
+    """Give a new file the owner, group and permissions of another. A group that it cannot have reads no more of it than
+    anybody does: it would be another group.
+    """
+    own, mode = os.stat(made), stat.S_IMODE(there.st_mode)
+    if (own.st_uid, own.st_gid) != (there.st_uid, there.st_gid):
+        for owner in (there.st_uid, -1):
+            with contextlib.suppress(OSError):
+                os.chown(made, owner, there.st_gid)
+                break
+        else:
+            mode &= ~stat.S_IRWXG | (mode & stat.S_IRWXO) << 3
+    with contextlib.suppress(OSError):  # of a file system that has none
+        os.chmod(made, mode)
 
 
 def _temporary(path: str) -> str:

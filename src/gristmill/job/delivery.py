@@ -2,6 +2,7 @@
 delivery shapes no answer, so it is outside the fingerprint.
 """
 
+import contextlib
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -58,6 +59,8 @@ STORES: "Registry[type[StoreKind]]" = Registry(
 )
 STAGING = "staging"  # the key of a sink's `storage` that names the folder of a sink that is a store
 _FILES = frozenset({"file", "local", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "http", "https", "hf"})
+HIDDEN = ".gristmill"  # how the names of folders of sinks end that are beside a store
+FOLDS = ("duckdb", "sqlite")  # in which names of tables are the same but for capitals
 _SCHEMAS = {"postgresql": "public", "duckdb": "main"}  # of a table without one
 _PORTS = {"postgresql": 5432}
 _OURS = ("mode", "key", "evolve", "delete")  # options that a URI may hold in its query; all others are the client's
@@ -158,6 +161,7 @@ class Delivery:
 
     not_shaping: ClassVar[Mapping[str, str]] = {}
     _folder: ClassVar[str] = ""  # of each, the current one when it was made: code that is run may change to another
+    _is_sink: ClassVar[bool] = False  # of each, whether it is of a sink that is this store
 
     to: Annotated[str, Help("The store: postgresql://HOST/DB#table, duckdb:///FILE#table, lmdb:///FILE, …", flag=None)]
     mode: Annotated[
@@ -214,6 +218,17 @@ class Delivery:
     def place(self) -> Place:
         """Where it goes, with the secrets."""
         return place_of(self)
+
+    @property
+    def is_sink(self) -> bool:
+        """Whether it is short for a sink: the folder of its runs is all that knows what was delivered."""
+        return self._is_sink
+
+
+def of_sink(delivery: Delivery) -> Delivery:
+    """The delivery of a sink that is this store."""
+    object.__setattr__(delivery, "_is_sink", True)
+    return delivery
 
 
 def place_of(at: str | Delivery) -> Place:
@@ -368,8 +383,41 @@ def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
             "storage: {staging: FOLDER} (--set sink.storage.staging=FOLDER), or a folder as sink and this store in "
             "deliver"
         )
-    folder, file = os.path.split(_path(address))
-    return os.path.join(folder, f".{file}{f'-{name}' if name else ''}.gristmill")
+    return _beside(delivery_of.name, _path(address), name)
+
+
+def _beside(store: str, path: str, name: str) -> str:
+    """The hidden folder beside a store that is a file: one for each table, however an address spells it, but for those
+    of earlier versions, which are named as it was spelled then.
+    """
+    folder, file = os.path.split(os.path.realpath(path))
+    made, spelled = os.path.join(folder, _hidden(file, _table(store, name))), os.path.split(path)
+    if os.path.isdir(earlier := os.path.join(spelled[0], _hidden(spelled[1], name))) or os.path.isdir(made):
+        return earlier if os.path.isdir(earlier) else made
+    first = f".{file}-"
+    with contextlib.suppress(OSError):  # there is no such folder, which is told where the store is opened
+        for one in sorted(n for n in os.listdir(folder) if n.startswith(first) and n.endswith(HIDDEN)):
+            if _table(store, one[len(first) : -len(HIDDEN)]) == _table(store, name):
+                return os.path.join(folder, one)
+    return made
+
+
+def _hidden(file: str, name: str) -> str:
+    return f".{file}{f'-{name}' if name else ''}{HIDDEN}"
+
+
+def _table(store: str, name: str) -> str:
+    """The name of a table in a file, as its database tells it from others."""
+    if store not in FOLDS:
+        return name
+    folded = name.encode().lower().decode()  # capitals of ASCII alone are small letters
+    return folded.removeprefix(f"{_SCHEMAS[store]}.") if store in _SCHEMAS else folded
+
+
+def is_hidden(root: str) -> bool:
+    """Whether the folder of a sink is one beside a store that is a file."""
+    name = os.path.basename(root.rstrip("/"))
+    return "://" not in root and name.startswith(".") and name.endswith(HIDDEN)
 
 
 def secret_in(uri: str) -> bool:

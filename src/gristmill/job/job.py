@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from gristmill.errors import BadJob, BadSource
 from gristmill.job.annotations import Help, Key, options_of, whole
-from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, staging_of
+from gristmill.job.delivery import STAGING, Delivery, as_deliveries, is_housed, is_store, of_sink, staging_of
 from gristmill.job.keywords import JobOptions, check_names, names_of, option_fields
 from gristmill.job.options import EngineSpec, Gates, Running, Update, as_engine, as_update
 from gristmill.job.recipients import Alert, Lineage, Metrics, as_told
@@ -477,12 +477,12 @@ def _in_folder(sink: Sink) -> tuple[Delivery, Sink]:
     options: Any = dict(sink.options)
     housed = is_housed(sink.uri)
     if housed and STAGING not in sink.storage:
-        return Delivery(sink.uri, **options), replace(sink, options={})
+        return of_sink(Delivery(sink.uri, **options)), replace(sink, options={})
     if housed:
         options["options"] = {STAGING: sink.storage[STAGING], **options.get("options", {})}
     storage = {name: value for name, value in sink.storage.items() if name != STAGING}
     folder = replace(sink, uri=staging_of(sink.uri, sink.storage), options={}, storage=storage)
-    return Delivery(sink.uri, **options), folder
+    return of_sink(Delivery(sink.uri, **options)), folder
 
 
 def as_source(value: Any, **options: "Unpack[SourceOptions]") -> Source:

@@ -92,10 +92,10 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
     there, when these came, that no mark told of, and of which sink they were is not known since. `table` tells which
     table of that name the rows came to, where a database says so, and `past` is a mark of one whose name another sink's
-    delivery has given to a new table. A `doubtful` mark may
-    be of rows that are not there any more, as what would tell is gone. `at` is for people: clocks differ. Of the marks
-    of several sinks the one with the greatest `turn` is the latest, where a store does not keep them in order (0: that
-    was not noted).
+    delivery has given to a new table. `home` is the folder of a sink that is this store (empty: it is not, or that was
+    not noted). A `doubtful` mark may be of rows that are not there any more, as what would tell is gone. `at` is for
+    people: clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest, where a store
+    does not keep them in order (0: that was not noted).
     """
 
     sink: str
@@ -119,6 +119,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     unmarked: bool = False
     table: str = ""
     past: bool = False
+    home: str = ""
 
     @property
     def held(self) -> str:
@@ -166,9 +167,10 @@ class Load:
 
     def of(self, rows: int, older: int = 0, total: int | None = None, unmarked: bool = False) -> Load:
         """The load with the number of its rows in the mark, of those that it leaves out, and of all that are there; and
-        whether rows are beside these of which there is no mark.
+        whether rows are beside these of which there is no mark. The sink's folder stays noted.
         """
-        mark = dataclasses.replace(self.mark, rows=rows, older=older, total=total, unmarked=unmarked)
+        home = self.mark.home or ("" if self.found is None else self.found.home)
+        mark = dataclasses.replace(self.mark, rows=rows, older=older, total=total, unmarked=unmarked, home=home)
         return dataclasses.replace(self, mark=mark)
 
     def after(self, found: Mark) -> Load:
@@ -249,6 +251,14 @@ class Unmarked(Protocol):
         """Rows that readers see, where there is no sign of any delivery, or a mark is `unmarked`: others have delivered
         beside them since. Where marks are that are not, whatever was before them went with a whole result.
         """
+        ...
+
+
+class Shared(Protocol):
+    """A Store that tells of all sinks whose rows are there, as several may append to it."""
+
+    def marks(self) -> Sequence[Mark]:
+        """The marks of all sinks whose rows readers see."""
         ...
 
 

@@ -28,6 +28,7 @@ from gristmill.stores.contract import Load, Mark, Overtaken, Part, Store, as_ask
 from gristmill.stores.difference import before, changed
 from gristmill.stores.doubts import beside_unmarked, doubt, refuse_doubtful, refuse_kept, refuse_mixed, untold
 from gristmill.stores.fileerrors import saying, unread
+from gristmill.stores.homes import refuse_lost
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
 from gristmill.stores.results import Result, identity, lacking
@@ -83,6 +84,7 @@ def load_of(delivery: Delivery, result: Result, rows: int = 0) -> Load:
         names=result.names(),
         delete=delivery.delete,
         index=_digest(delivery.index),
+        home=result.generation.root if delivery.is_sink else "",
     )
     said = {name: getattr(delivery, name) for name in ("mode", "key", "index", "evolve", "delete")}
     kind = STORES.get(delivery.place.store)
@@ -96,9 +98,9 @@ def _digest(index: Mapping[str, Any]) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16] if index else ""
 
 
-def check(delivery: Delivery, result: Result, store: Store) -> None:
+def check(delivery: Delivery, result: Result, store: Store, take_over: bool = False) -> None:
     """Raises BadJob for a result that does not fit the store, as far as its schema tells, and for one that is to be
-    appended to rows of which some may be its own.
+    appended to rows of which some may be its own; with `take_over` also beside those of a sink whose folder is lost.
     """
     form = result.about.sink_format
     if not sink_format(form).tables:
@@ -106,6 +108,8 @@ def check(delivery: Delivery, result: Result, store: Store) -> None:
             f"deliver {delivery.shown}: the sink's format is {form}, which has no rows to deliver: use parquet"
         )
     load = load_of(delivery, result)
+    if not take_over:
+        refuse_lost(delivery, result.generation.root, result.generation.files, store)
     if result.about.unseen:  # what its columns are is known once there are rows
         return
     names = load.schema.names
@@ -260,7 +264,7 @@ class Loading:
             warn(f"{self._delivery.shown}: nothing is made there for a result without rows, whose columns are unknown")
             return self._receipt(load.mark, live, warn)
         files = self.wanted(live)
-        check(self._delivery, self._result, self._store)
+        check(self._delivery, self._result, self._store, self._takes_over)
         if load.key:
             self._newest = _chosen(self._delivery, self._result, files, live)
         if self._updates is not None and not load.mark.again:

@@ -8,7 +8,7 @@ import contextlib
 
 from gristmill.commit.generation import generations
 from gristmill.errors import BadJob
-from gristmill.job.delivery import Delivery, Place, place_of, same_table
+from gristmill.job.delivery import FOLDS, Delivery, Place, place_of, same_table
 from gristmill.stores.contract import Load, Mark, Store
 from gristmill.stores.receipts import receipts
 from gristmill.stores.results import Result
@@ -16,7 +16,6 @@ from gristmill.stores.sql import MARKS
 
 _WAYS = "deliver to another table, or once with mode replace, after which only this result is there"
 _DATABASES = ("duckdb", "postgresql", "sqlite")  # in which marks are a table
-_FOLDS = ("duckdb", "sqlite")  # in which names of tables are the same but for capitals
 _NOT_TWICE = "and rows are not appended twice"
 
 
@@ -91,7 +90,7 @@ def _is_of(to: str, place: Place) -> bool:
     """Whether a receipt of a delivery to this address is of the place, however they spell it."""
     with contextlib.suppress(BadJob):  # of an address that a secret holds, say
         other = place_of(to)
-        same = place.store in _FOLDS or other.name.rpartition(".")[2] == place.name.rpartition(".")[2]
+        same = place.store in FOLDS or other.name.rpartition(".")[2] == place.name.rpartition(".")[2]
         return to == place.shown or (same and same_table(other, place))
     return to == place.shown
 

@@ -216,6 +216,9 @@ class File:
         """DuckDB has no triggers, and its constraints refuse."""
         return False
 
+    def brief(self, session: Session) -> None:
+        """One process at a time has the file, and what it waits for is bounded."""
+
     def settled(self, session: Session) -> None:
         """Nothing is put off."""
 

@@ -309,6 +309,11 @@ class Lake:
             return self._form.count()
         return sum(file.rows for file in self._staged(load))
 
+    def marks(self) -> Sequence[Mark]:
+        """See Shared."""
+        now = self._form.now()
+        return () if now is None else now.marks
+
     def unmarked(self) -> int:
         """See Unmarked."""
         now = self._form.now()

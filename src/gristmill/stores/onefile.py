@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -97,6 +98,13 @@ class OneFile:
     def _place_of(self, stage: str) -> str:
         return os.path.join(self._folder, f".{self._name}.{stage}")
 
+    def _make(self, folder: str) -> None:
+        """Make a staging place: where the published file is kept from others, so are the rows of the next one."""
+        os.makedirs(folder, exist_ok=True)
+        with contextlib.suppress(OSError):  # there is no file yet, or the folder is of another user
+            if not os.stat(self._path).st_mode & stat.S_IROTH:
+                os.chmod(folder, stat.S_IRWXU)
+
     def _runs(self, load: Load) -> dict[str, str]:
         """The staged files by the parts' ids."""
         folder = self._place_of(load.stage)
@@ -115,7 +123,7 @@ class OneFile:
         target = os.path.join(folder, hashlib.sha256(part.id.encode()).hexdigest()[:24] + ".arrow")
         if _held(target) is not None:
             return
-        os.makedirs(folder, exist_ok=True)
+        self._make(folder)
         made = f"{target}.{secrets.token_hex(4)}{BEGUN}"  # whoever else stages the same part has another
         about = {"part": part.id}
         schema = self._form.staged(load).with_metadata(about)
@@ -146,7 +154,7 @@ class OneFile:
 
     def _replace(self, load: Load) -> None:
         folder = self._place_of(load.stage)
-        os.makedirs(folder, exist_ok=True)
+        self._make(folder)
         with locked_folder(folder) as ours:
             if not ours:  # somebody is removing it
                 raise Overtaken(self._gone())
@@ -174,7 +182,7 @@ class OneFile:
         if load.whole and rows != load.mark.rows:
             raise RunFailed(f"{self._place.shown}: {rows:,} rows were written of {load.mark.rows:,}: run again")
         LOCAL.settle([made])
-        os.replace(made, self._path)
+        LOCAL.take_place(made, self._path)
         LOCAL.sync_folder(self._folder)
 
     def drop(self, load: Load, *, this: bool = False) -> None:

@@ -24,7 +24,7 @@ from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, sc
 from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, holds_decimals, merged, moved, quoted
 from gristmill.stores.tables import Tables
 
-LOCKED = "30s"  # how long the switch waits for queries that are reading the table; new ones wait behind it
+LOCKED = "30s"  # how long a step waits for those who read the table, or write to it; new ones wait behind it
 _SIMPLE = {
     pa.bool_(): "boolean",
     **dict.fromkeys((pa.int8(), pa.int16(), pa.uint8()), "smallint"),
@@ -130,6 +130,10 @@ class Server:
         what = self.table(MARKS) if ours else self.target()
         session.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 7))", f"gristmill {what}")
 
+    def brief(self, session: Session) -> None:
+        """Not of `alone`, which waits for deliverers that are loading."""
+        session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
+
     def table(self, name: str) -> str:
         return f"{quoted(self._schema)}.{quoted(name)}"
 
@@ -172,7 +176,6 @@ class Server:
         """Nothing: a column takes its indices along."""
 
     def still(self, session: Session) -> None:
-        session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
         session.run(f"LOCK TABLE {self.target()} IN SHARE ROW EXCLUSIVE MODE")
 
     def typed(self, kind: str) -> bool:
@@ -266,7 +269,6 @@ class Server:
         or it has become another one since the staging table was made, its rows are replaced, and readers go on.
         """
         stage, target = self.table(load.stage), self.target()
-        session.run(f"SET LOCAL lock_timeout = '{LOCKED}'")
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
             return False

@@ -78,24 +78,38 @@ return {at, cmsgpack.pack(out)}
 """
 # KEYS: the pointer, the places, the parts that are staged. ARGV: where it points now (or ''), where it is to, how many
 # hashes there are, marks, the place whose rows were staged, the one that is published (the same, or one that has those
-# rows among others), and how many hashes the first has.
+# rows among others), how many hashes the first has, and what names of places begin with. Where nothing points, but a
+# place is live, somebody has renamed the pointer, and reads by its new name what is there: it is kept.
 _SWITCH = """
 if (redis.call('HGET', KEYS[1], 'at') or '') ~= ARGV[1] then return 0 end
 for n = 5, 6 do
   local state = string.match(redis.call('HGET', KEYS[2], ARGV[n]) or '', '^%a+')
   if state ~= 'staging' and state ~= 'merging' then return 0 end
 end
+if ARGV[1] == '' then
+  local places = redis.call('HGETALL', KEYS[2])
+  for n = 1, #places, 2 do
+    local number = string.match(places[n + 1], '^live ?(%d*)$')
+    if number then redis.call('HSET', KEYS[2], places[n], 'kept ' .. number) end
+  end
+elseif string.sub(ARGV[1], 1, #ARGV[8]) == ARGV[8] then
+  local before = string.match(string.sub(ARGV[1], #ARGV[8] + 1), '^[^:]*')
+  local number = string.match(redis.call('HGET', KEYS[2], before) or '', '^%a+ ?(%d*)$')
+  if number then redis.call('HSET', KEYS[2], before, 'going ' .. number) end
+end
 redis.call('HSET', KEYS[1], 'at', ARGV[2], 'buckets', ARGV[3], 'marks', ARGV[4])
 redis.call('HSET', KEYS[2], ARGV[5], 'void ' .. ARGV[7], ARGV[6], 'live ' .. ARGV[3])
 redis.call('UNLINK', KEYS[3])
 return 1
 """
-# KEYS: the pointer, the places. ARGV: a place, and what the names of its keys begin with. Nothing, if it is published
-# or not there; otherwise nobody publishes it any more: returns what it is from now on, and how many hashes it has.
+# KEYS: the pointer, the places. ARGV: a place, and what the names of its keys begin with. Nothing, if it is published,
+# kept (see `_SWITCH`; or about to be) or not there; otherwise nobody publishes it any more: returns what it is from now
+# on, and how many hashes it has.
 _GOING = """
 local at = redis.call('HGET', KEYS[1], 'at') or ''
 local state, number = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%a+) ?(%d*)$')
 if not state or string.sub(at, 1, #ARGV[2]) == ARGV[2] then return {} end
+if state == 'kept' or (state == 'live' and at == '') then return {} end
 state = (state == 'live' or state == 'going') and 'going' or 'void'
 redis.call('HDEL', KEYS[2], ARGV[1]) -- a server without memory refuses HSET, unless something was written before
 redis.call('HSET', KEYS[2], ARGV[1], state .. ' ' .. number)
@@ -202,8 +216,9 @@ class Server:
         return f"{self._prefix}:{place}:{part}"
 
     def _places(self) -> dict[str, tuple[str, str]]:
-        """What is noted of each place: whether rows are being staged or merged there, are or were live, or are going
-        (void: they never were live); and how many hashes it has, which an earlier version did not note.
+        """What is noted of each place: whether rows are being staged or merged there, are or were live, are kept for
+        others, or are going (void: they never were live); and how many hashes it has, which an earlier version did not
+        note.
         """
         found = self._client.hgetall(f"{self._prefix}:stages")
         told = {name.decode(): state.decode().partition(" ") for name, state in found.items()}
@@ -288,7 +303,7 @@ class Server:
         others = [] if load.whole else [m for m in there if m.sink != load.mark.sink]
         said = json.dumps([json.loads(m.dump()) for m in (told(load, there), *others)])
         keys = [self._prefix, f"{self._prefix}:stages", self._at(staged.name, "parts")]
-        to = [made.hashes.at, made.hashes.count, said, staged.name, made.name, staged.hashes.count]
+        to = [made.hashes.at, made.hashes.count, said, staged.name, made.name, staged.hashes.count, f"{self._prefix}:"]
         if self._client.eval(_SWITCH, 3, *keys, before or "", *to):
             return True
         if made is not staged:  # also where others have removed it while rows still came

@@ -97,6 +97,12 @@ class Database(Protocol):
         """
         ...
 
+    def brief(self, session: Session) -> None:
+        """From now on let no statement of this transaction wait long for others' locks: whoever comes after it waits
+        with it, readers of the target among them.
+        """
+        ...
+
     def table(self, name: str) -> str:
         """How a table of ours, beside the target, is named in SQL."""
         ...

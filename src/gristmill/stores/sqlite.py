@@ -201,6 +201,9 @@ class File:
         own = session.run(f"SELECT sql FROM sqlite_master WHERE {_NAMED}", self._place.name)
         return bool(self._triggers(session)) or any("CONFLICT" in sql.upper() for (sql,) in own)
 
+    def brief(self, session: Session) -> None:
+        """Every statement has the same patience, and readers do not wait."""
+
     def settled(self, session: Session) -> None:
         """Nothing is put off, as foreign keys are not enforced."""
 

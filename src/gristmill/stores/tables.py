@@ -172,6 +172,13 @@ class Tables:
         with self._db.session(write=False) as session:
             return int(session.run(f"SELECT count(*) FROM {table}")[0][0]) if session.columns(table) else 0
 
+    def marks(self) -> Sequence[Mark]:
+        """See Shared."""
+        with self._db.session(write=False) as session:
+            marks, there = self._db.table(MARKS), session.columns(self._db.target())
+            told = there and session.columns(marks)
+            return marks_in(session, marks, self._db.marked(), self._place.shown) if told else ()
+
     def unmarked(self) -> int:
         """See Unmarked."""
         with self._db.session(write=False) as session:
@@ -190,6 +197,7 @@ class Tables:
             if self._is_there(session, load):
                 return
             self._begin(session, load)
+            self._db.brief(session)
             if load.mode == "replace":
                 self._db.ready(session, load)
             elif load.mode == "upsert":
@@ -198,6 +206,7 @@ class Tables:
                 self._db.freed(session, load, gone)
         with self._db.session(write=True) as session:
             self._db.alone(session)
+            self._db.brief(session)
             if not self._is_there(session, load):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)

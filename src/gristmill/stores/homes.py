@@ -1,0 +1,46 @@
+"""Sinks that are a store: the folder of their runs is all that knows which rows were appended. If it is gone, another
+sink begins in its place, and would bring all of them again.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gristmill.errors import BadJob
+from gristmill.files.contract import Files
+from gristmill.job.delivery import Delivery, is_hidden
+from gristmill.stores.contract import Mark, Store
+from gristmill.stores.results import identity
+
+
+def refuse_lost(delivery: Delivery, root: str, files: Files, store: Store) -> None:
+    """Raises BadJob if a sink that is a store is to append there for the first time, and another has that had the same
+    folder: it was lost. A folder beside a file is that of its table wherever the file was brought.
+    """
+    if not (delivery.is_sink and delivery.mode == "append" and hasattr(store, "marks")):
+        return
+    there, sink = store.marks(), identity(root, files).name
+    if any(mark.sink == sink for mark in there):
+        return
+    lost = [mark for mark in there if mark.home and _is_at(mark.home, root)]
+    if not lost or not (rows := store.count(None)):
+        return
+    last = max(lost, key=_when)
+    moved = "" if last.home == root else f" (it was {last.home})"
+    raise BadJob(
+        f"deliver {delivery.shown}: holds {rows:,} rows, some of which this sink delivered (the last at {last.at}), "
+        f"but its folder, which knows which, is lost: {root}{moved}; rows are not appended twice: bring it back; or "
+        "deliver once with mode replace; or, if rows are to come beside all of those, name a folder of its own "
+        "(storage: {staging: FOLDER}) or say --restart (restart=True)"
+    )
+
+
+def _is_at(home: str, root: str) -> bool:
+    """Whether the folder of a sink of the same store was where this one is."""
+    if is_hidden(home) and is_hidden(root):
+        return True
+    return home == root or ("://" not in home + root and os.path.realpath(home) == os.path.realpath(root))
+
+
+def _when(mark: Mark) -> tuple[int, str]:
+    return mark.turn, mark.at
