@@ -69,7 +69,7 @@ def _sink(sink: Sink, form: SinkFormat) -> Written:
     below = plain_path(sink.uri)
     if file_named(sink.uri):
         return Written(f"sink {redact(sink.uri)}", below, ((),), records_of(below))
-    parts = [(text(LETTERS), _part("part-", 7, ".jsonl"))]
+    parts: list[tuple[Name, ...]] = [(text(LETTERS), _part("part-", 7, ".jsonl"))]
     folders = _partitions(sink.partition_by)
     stems = [("merged", 0)] if sink.merge else [("part-", 7)]
     stems += [("merged-", 7)] if sink.joins else []

@@ -18,6 +18,7 @@ Name = tuple[Token, ...]
 _MANY = "*"
 _MAGIC = re.compile(r"[*?\[]")
 _CHARACTERS = "".join(sorted(set(string.printable) - set("/" + string.whitespace), key=lambda c: (not c.isalnum(), c)))
+_FILE = re.compile(r"[^=]*\.[A-Za-z]\w*")
 ANYTHING: Name = (("", False), ("", True))
 
 
@@ -32,9 +33,15 @@ def number(digits: int) -> Name:
 
 
 def read(uri: str, folder: str, below: Sequence[Name]) -> bool:
-    """Whether a source, a folder, a pattern or a file, would read any file with such a path below a folder."""
+    """Whether a source, a folder, a pattern or a file, would read any file with such a path below a folder. That
+    patterns of files (`*.parquet`) also match folders named so is left out: whose values end so is seen once they are.
+    """
     parts = (_MANY, *uri.split("/"))
-    names = [dict.fromkeys(found for p in parts if (found := example(p, name)) is not None) for name in below]
+    folders = [part for part in parts if not _FILE.fullmatch(part)]
+    of = (*(folders for _ in below[1:]), parts)
+    names = [
+        dict.fromkeys(e for p in ps if (e := example(p, name)) is not None) for ps, name in zip(of, below, strict=False)
+    ]
     return any(uri == path or paths.reads(uri, path) for path in map("/".join, product([folder], *names)))
 
 
