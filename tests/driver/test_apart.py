@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 import gristmill as gm
-from gristmill.driver.apart import Apart
+from gristmill.driver import unwritten
+from gristmill.driver.apart import Apart, _part
+from gristmill.files.disk import LOCAL
+from gristmill.result.published import Published
 from gristmill.sinks.formats import sink_format
+from gristmill.sources import paths
+from gristmill.sources.listing import LocalListing
+from gristmill.sources.paths import Mount
 
 FOUND = "is found in the source as "
 
@@ -71,6 +79,138 @@ def test_a_sink_in_another_account_or_store_is_beside_its_source(source: str, si
     storage = {} if endpoint is None else {"endpoint_url": endpoint}
     made = gm.Job(source, number, gm.sink(sink, format="jsonl", storage=storage))
     Apart(made.spec, sink_format("jsonl")).check()
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        ("one:9000", "two:9000"),
+        ("localhost:9000", "127.0.0.1:9001"),
+        ("localhost", "127.0.0.2"),
+        ("localhost:9000/a", "127.0.0.1:9000/b"),
+        ("no-such-host.invalid:9000", "127.0.0.1:9000"),
+        ("[1", "127.0.0.1"),
+    ],
+)
+def test_endpoints_of_two_stores_are_told_apart(source: str, sink: str) -> None:
+    """By host, port and path; where it cannot be known now, what is found in the source tells."""
+    _endpoints(source, sink).check()
+
+
+@pytest.mark.parametrize(
+    ("source", "sink"),
+    [
+        ("localhost:9000", "127.0.0.1:9000"),
+        ("127.0.0.1:9000", "http://LOCALHOST:9000/"),
+        ("127.0.0.1", "http://localhost:80"),
+        ("[::1]:443", "https://[::1]"),
+    ],
+)
+def test_two_spellings_of_one_endpoint_are_one_store(source: str, sink: str) -> None:
+    """The sink is in its source however they are written."""
+    with pytest.raises(gm.BadJob, match="is inside source"):
+        _endpoints(source, sink).check()
+
+
+def _endpoints(source: str, sink: str) -> Apart:
+    """A sink in its source by name, whose endpoints are written so."""
+    made = gm.Job(
+        gm.source("s3://box/d", storage={"endpoint_override": source}),
+        number,
+        gm.sink("s3://box/d/out", format="jsonl", storage={"endpoint_url": sink}),
+    )
+    return Apart(made.spec, sink_format("jsonl"))
+
+
+INSIDE = [
+    ("data/*/k=2026-*/*.jsonl", "data/out", {"partition_by": ["k"]}),
+    ("data/*/k=[0-9]*", "data/out", {"partition_by": ["k"]}),
+    ("data/out/k=1", "data/out", {"partition_by": ["k"]}),
+    ("data/*/*2026*", "data/out", {"partition_by": ["k"]}),
+    ("data/*/k=a.b", "data/out", {"partition_by": ["k"]}),
+    ("data/**/k=1/**/*.jsonl", "data/out", {"partition_by": ["j", "k"]}),
+    ("data/*/j=*/k=?/part-*", "data/out", {"partition_by": ["j", "k"]}),
+    ("data/*/*-0000042.g*.jsonl", "data/out", {}),
+    ("data/*/part-???????.g[2-9].jsonl", "data/out", {}),
+    ("data/*/part-0000001.g12.jsonl.zst", "data/out", {}),
+    ("data/*/[!a]*.g7*", "data/out", {}),
+    ("data/*/merged-*1.g3.jsonl", "data/out", {"files": 2}),
+    ("data/*/_dead/*7.g2.jsonl", "data/out", {}),
+]
+
+
+@pytest.mark.parametrize(("source", "sink", "options"), INSIDE)
+def test_a_pattern_that_would_match_any_name_the_sink_gives_is_refused(
+    data: Path, source: str, sink: str, options: dict[str, Any]
+) -> None:
+    """Values of folders, numbers of parts and of runs: on the first night, when none of them is there."""
+    (data / "out" / "k=1").mkdir(parents=True)
+    (data / "raw" / "k=2026-01-01").mkdir(parents=True)
+    with pytest.raises(gm.BadJob, match="sink data/out is inside source"):
+        job(source, sink, **options).run()
+
+
+@pytest.mark.parametrize(
+    ("source", "sink", "options"),
+    [
+        ("data/*/k=2026-*/events-*.jsonl", "data/out", {"partition_by": ["k"]}),
+        ("data/*/k=2026-*/*.csv", "data/out", {"partition_by": ["k"]}),
+        ("data/*/day=2026-*/*.jsonl", "data/out", {"partition_by": ["k"]}),
+        ("data/[!o]*/k=*/*.jsonl", "data/out", {"partition_by": ["k"]}),
+        ("data/*/k=*/*.jsonl", "data/_out", {"partition_by": ["k"]}),
+        ("data/*/k=*/*.jsonl", "data/out", {}),
+        ("data/*/*.jsonl", "data/out", {"partition_by": ["k"]}),
+        ("data/*/k=*/*/*.jsonl", "data/out", {"partition_by": ["k"]}),
+        ("data/*/part-*-c000.jsonl", "data/out", {}),
+        ("data/*/part-?????.g1.jsonl", "data/out", {}),
+        ("data/*/part-*.g[a-z]*.jsonl", "data/out", {}),
+    ],
+)
+def test_a_pattern_that_matches_no_name_the_sink_gives_is_beside_it(
+    data: Path, source: str, sink: str, options: dict[str, Any]
+) -> None:
+    """As Spark names its parts, with other endings, folders or columns."""
+    Apart(job(source, sink, **options).spec, sink_format("jsonl")).check()
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_no_name_of_a_sink_is_missed(drawn: st.DataObject) -> None:
+    """Whatever matches a name that a sink may give is known before it gives that: patterns made of one such name."""
+    value, part, run = drawn.draw(
+        st.tuples(st.text("k1x=", min_size=1), st.integers(0, 20_000_000), st.integers(1, 99))
+    )
+    path = f"s3://box/out/k={value}/part-{part:07d}.g{run}.jsonl"
+    wild = st.sampled_from(["*", "?", "[!z]", "[!0-9]", "[0-9k-p]", ""])
+    parts = []
+    for name in path.split("/")[3:]:
+        at = drawn.draw(st.integers(0, len(name)))
+        cut = name[:at] + drawn.draw(wild) + name[at + drawn.draw(st.integers(0, 3)) :]
+        parts.append(drawn.draw(st.sampled_from([name, cut, cut, "*", "**"])))
+    uri = "/".join(["s3://box", *parts[: drawn.draw(st.integers(1, 3))]])
+    below = [(*unwritten.text("k="), *unwritten.ANYTHING), _part("part-", 7, ".jsonl")]
+    event(f"read: {(read := paths.reads(uri, path))}")
+    assert unwritten.read(uri, "s3://box/out", below) or not (read or uri == path)
+
+
+def test_a_sink_that_is_found_in_its_source_is_refused_and_a_copy_is_not(data: Path) -> None:
+    """A copy stays as it is when the sink is written, though its generations have the same names."""
+    for _ in range(2):
+        job("data", "out").run(append=True)
+        shutil.copytree("out", data / "copy", dirs_exist_ok=True)
+    apart = Apart(job("data", "out").spec, sink_format("jsonl"))
+    own, copy, other = (_published(path) for path in ("out", "data/copy", "data"))
+    assert own is not None and copy is not None and other is None and copy.is_at(os.path.abspath("out"), LOCAL)
+    apart.found([copy])
+    with pytest.raises(
+        gm.BadJob, match=f"sink out is found in the source as {os.path.abspath('out')}, so that its own"
+    ):
+        apart.found([copy, own])
+    assert sorted(gm.read("out").to_table()["k"].to_pylist()) == [1, 1, 2, 2]
+
+
+def _published(path: str) -> Published | None:
+    return Published.at(Mount("", LocalListing()), LOCAL, os.path.join(os.path.abspath(path), ""))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadSource, RunFailed
+from gristmill.errors import BadJob, BadSource, RunFailed
 from gristmill.job.job import Source
 from gristmill.sources import patience
 from gristmill.sources.paths import changed, resolve
@@ -219,3 +220,34 @@ def test_a_sink_whose_run_was_stopped_while_it_published(
         job(server, proxy, name, tmp_path / name).run()
         asked[name] = sum(proxy.seen.values()) - before
     assert asked["part"] - asked["othe"] in (1, 2)
+
+
+def test_a_sink_in_its_source_is_found_behind_any_address(
+    server: S3Server, proxy: Troubled, weed: Path, tmp_path: Path
+) -> None:
+    """Of one store, by the names of its generations: the second night, as nothing tells the first. What has its name in
+    another store is another sink.
+    """
+
+    def made(source: str, sink: str) -> gm.Job:
+        read = gm.source("s3://box/inside", storage=server.storage(source), columns=["id"])
+        at = gm.sink("s3://box/inside/out", format="jsonl", keep=["id"], storage=server.storage(sink))
+        return gm.Job(read, double, at, workers=0)
+
+    def begin(address: str) -> None:
+        fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=address, scheme="http")
+        with fs.open_output_stream("box/inside/a.jsonl") as out:
+            out.write(b'{"id": 1}\n{"id": 2}\n')
+
+    begin(server.address)
+    assert made(proxy.address, server.address).run().rows_ok == 2
+    for verb in ("append", "restart"):
+        with pytest.raises(BadJob, match="sink s3://box/inside/out is found in the source as s3://box/inside/out"):
+            made(proxy.address, server.address).run(**{verb: True})
+    other = S3Server(weed, tmp_path)
+    try:
+        begin(other.address)
+        assert made(server.address, other.address).run().rows_ok == 4
+        assert made(server.address, other.address).run(append=True).state == "nothing to do"
+    finally:
+        other.stop()

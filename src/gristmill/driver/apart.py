@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
+from gristmill.driver import unwritten
+from gristmill.driver.unwritten import ANYTHING, Name, number, text
 from gristmill.errors import BadJob
+from gristmill.files import roots
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import kind_of
 from gristmill.job.uris import QUERY, file_named, is_local, local_path, records_of, redact, store_place
 from gristmill.process.scratch import is_passing
+from gristmill.result.published import LETTERS, Published
 from gristmill.sinks.contract import SinkFormat
-from gristmill.sources import paths
 from gristmill.values import dataclass
 
 _SERVERS = ("endpoint_override", "endpoint_url", "endpoint", "aws_endpoint", "aws_endpoint_url", "account_name")
@@ -40,13 +45,13 @@ def check_other(source: Source, sink: Sink) -> None:
 @dataclass(frozen=True)
 class Written:
     """Something that a run writes: what it is to people, where it is (as `plain_path` has it), and paths of files there
-    as they will be, one for each that a pattern may tell from the others. `inside` is where no link may lead, `server`
-    what is said of the account or the endpoint.
+    as they will be: of a file that is there itself an empty one. `inside` is where no link may lead, `server` what is
+    said of the account or the endpoint.
     """
 
     shown: str
     below: str
-    parts: tuple[str, ...]
+    parts: tuple[tuple[Name, ...], ...]
     inside: str
     server: str = ""
 
@@ -63,12 +68,24 @@ class Written:
 def _sink(sink: Sink, form: SinkFormat) -> Written:
     below = plain_path(sink.uri)
     if file_named(sink.uri):
-        return Written(f"sink {redact(sink.uri)}", below, (below,), records_of(below))
-    folders = [f"{column}=0" for column in sink.partition_by]
-    stems = ["merged.g1"] if sink.merge else ["part-0000000.g1"]
-    stems += ["merged-0000000.g1"] if sink.joins else []
-    parts = ["/".join([below, *folders, stem + end]) for stem in stems for end in form.suffixes]
+        return Written(f"sink {redact(sink.uri)}", below, ((),), records_of(below))
+    parts: list[tuple[Name, ...]] = [(text(LETTERS), _part("part-", 7, ".jsonl"))]
+    folders = _partitions(sink.partition_by)
+    stems = [("merged", 0)] if sink.merge else [("part-", 7)]
+    stems += [("merged-", 7)] if sink.joins else []
+    parts += [(*folders, _part(stem, digits, end)) for stem, digits in stems for end in form.suffixes]
     return Written(f"sink {redact(sink.uri)}", below, tuple(parts), below, _server(sink.uri, sink.storage))
+
+
+def _part(stem: str, digits: int, end: str) -> Name:
+    return (*text(stem), *(number(digits) if digits else ()), *text(".g"), *number(1), *text(end))
+
+
+def _partitions(columns: Iterable[str]) -> list[Name]:
+    """The folders of a sink that is partitioned by these columns, of any values."""
+    from gristmill.sinks.partition import folder_name
+
+    return [(*text(folder_name({column: "x"})[:-1]), *ANYTHING) for column in columns]
 
 
 def _server(uri: str, storage: Mapping[str, Any]) -> str:
@@ -82,6 +99,41 @@ def _server(uri: str, storage: Mapping[str, Any]) -> str:
     return account or named.rpartition("://")[2].rstrip("/").lower()
 
 
+def _one_server(one: str, other: str) -> bool:
+    """Whether two endpoints are one, as far as that is known: its address beside a name of it, or a name beside a
+    longer one. Of other names that lead to one address each may be another store.
+    """
+    try:
+        (host, *rest), (name, *others) = sorted(map(_endpoint, (one, other)), key=lambda found: len(found[0]))
+    except ValueError:  # no endpoint; who opens it says so
+        return one == other
+    if rest != others or host == name:
+        return rest == others
+    known = name.startswith(f"{host}.") or _is_address(host) or _is_address(name)
+    return known and not _addresses(host).isdisjoint(_addresses(name))
+
+
+def _endpoint(server: str) -> tuple[str, str, str]:
+    found = urlsplit(f"//{server}")
+    port = found.netloc.rpartition("@")[2].removeprefix(f"[{found.hostname}]").partition(":")[2]
+    return found.hostname or "", "" if port in ("80", "443") else port, found.path
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _addresses(host: str) -> set[Any]:
+    try:
+        return {found[4][0] for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):  # unknown here, or no name
+        return set()
+
+
 def _others(job: JobSpec) -> Iterator[Written]:
     """What else a job writes on this machine: its deliveries there, its log, lineage and metrics."""
     for delivery in job.deliver:
@@ -89,7 +141,7 @@ def _others(job: JobSpec) -> Iterator[Written]:
 
         if (found := files_of(delivery)) is not None:
             below = os.path.realpath(found[0])
-            part = os.path.join(below, found[1]) if found[1] else below
+            part = tuple(map(text, found[1].split("/"))) if found[1] else ()
             yield Written(f"delivery {delivery.shown}", below, (part,), below)
     yield from _files(job)
 
@@ -100,7 +152,7 @@ def _files(job: JobSpec) -> Iterator[Written]:
     files += [("metrics", reveal(one.to)) for one in job.metrics]
     for what, uri in files:
         if is_local(uri):
-            yield Written(f"{what} {uri}", real := plain_path(uri), (real,), real)
+            yield Written(f"{what} {uri}", real := plain_path(uri), ((),), real)
 
 
 def _refuse_read(source: Source, several: Iterable[Written]) -> None:
@@ -109,9 +161,10 @@ def _refuse_read(source: Source, several: Iterable[Written]) -> None:
         real = plain_path(uri)
         if written.below == real and kind_of(uri, source) is not None:
             continue  # a table, read by its log; what may be brought there is for its store to say
-        if written.server and (server := _server(uri, source.storage)) and server != written.server:
-            continue  # another store, which has a container of the same name
-        if any(paths.reads(real, part) or real == part for part in written.parts):
+        if any(unwritten.read(real, written.below, part) for part in written.parts):
+            server = _server(uri, source.storage) if written.server else ""
+            if server and not _one_server(server, written.server):
+                continue  # another store, which has a container of the same name; `found` looks whether it is
             raise BadJob(
                 f"{written.shown} is inside source {redact(uri)}, which would read it next time: give a folder outside "
                 "it, or one whose name starts with _"
@@ -126,9 +179,9 @@ class Apart:
 
     def __init__(self, job: JobSpec, form: SinkFormat) -> None:
         assert job.sink is not None
-        own = _sink(job.sink, form)
-        self._passing = is_passing(own.below)  # a preview, or a job that returns a table
-        self._written = [] if self._passing else [own, *_others(job)]
+        self._sink, self._own = job.sink, _sink(job.sink, form)
+        self._passing = is_passing(self._own.below)  # a preview, or a job that returns a table
+        self._written = [] if self._passing else [self._own, *_others(job)]
         self._source = job.source
         self._named = [local_path(uri) for uri in map(reveal, job.source.uri) if is_local(uri)]
         self._above = {w: _identities(w.below) for w in self._written if w.local and self._named}
@@ -151,10 +204,35 @@ class Apart:
                 )
 
     def _leads_to(self, written: Written, path: str, real: str, link: bool) -> bool:
-        for part in written.parts:
-            if _within(part, real) and any(paths.reads(uri, path + part[len(real) :]) for uri in self._named):
+        if _within(written.below, real):
+            below = os.path.join(path, written.below[len(real) :].strip("/")).rstrip("/")
+            if any(unwritten.read(uri, below, part) for uri, part in product(self._named, written.parts)):
                 return True
         return link and written.within(real)
+
+    def found(self, sinks: Iterable[Published]) -> None:
+        """Sinks that files of the source are of, once it is listed. Raises BadJob if the job's own is among them, under
+        whatever address; a copy of it is another, which stays as it is.
+        """
+        for sink in () if self._passing else sinks:
+            if self._is_own(sink):
+                raise BadJob(
+                    f"{self._own.shown} is found in the source as {sink.shown}, so that its own answers would be rows "
+                    "of the next run: give a source that leaves it out, or a folder outside the source, or one whose "
+                    "name starts with _"
+                )
+
+    def _is_own(self, sink: Published) -> bool:
+        if sink.mount.suffix or self._own.local != (not sink.mount.prefix):
+            return False  # in an archive, or elsewhere
+        if self._own.local:
+            try:
+                return os.path.samefile(sink.root or "/", self._own.inside)
+            except OSError:  # nothing is there yet
+                return False
+        return store_place(sink.shown) == self._own.below and sink.is_at(
+            *roots.opened(self._sink.uri, self._sink.storage)
+        )
 
 
 def _same(folder: str, above: Mapping[tuple[int, int], str]) -> str | None:

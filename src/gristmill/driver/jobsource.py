@@ -21,7 +21,7 @@ from gristmill.job.job import HELD, JobSpec, Source
 from gristmill.job.secret import reveal
 from gristmill.job.uris import redact
 from gristmill.process.failure import storable
-from gristmill.result.chained import Chained, published_alone
+from gristmill.result.chained import Chained, answered, published_alone
 from gristmill.result.published import Kinds
 from gristmill.shards import shard
 from gristmill.shards.shard import Selection
@@ -69,6 +69,9 @@ def listed(
         if not found.sinks or found.sinks == before:
             break
         before = found.sinks
+    if apart is not None:
+        with answered():
+            apart.found(found.of())
     found.refuse(source.uri, set(fs.named))
     return fs, files, found.kinds, [*doubled, *found.notes()]
 

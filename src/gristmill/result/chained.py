@@ -55,6 +55,12 @@ class Chained:
                 self.hidden.setdefault(denied.shown, (denied, []))[1].append(part)
         self.files.append(file)
 
+    def of(self) -> Collection[Published]:
+        """The sinks that there are files of."""
+        return (
+            {shown: self.sinks[shown] for shown in self.read} | {sink.shown: sink for _, sink in self.left}
+        ).values()
+
     def refuse(self, uris: Sequence[str], outright: set[str]) -> None:
         """Raises BadSource if nothing is left to read, or a file is left out that the source names `outright`, whose
         URIs these are as paths are shown; if a published file was cut, or is gone while others remain; and if files of
@@ -83,7 +89,7 @@ class Chained:
             several = sorted({part.number for part in parts if part.shown not in outright})
             if len(several) > 1 and _lists(sink, outright):
                 raise BadSource(_not_known(sink, several))
-        with _answered():
+        with answered():
             _check_whole(self, outright)
 
     def notes(self) -> list[str]:
@@ -142,7 +148,7 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile], links: Mapping[st
     real: dict[str, str] = {}
     found = (Part.of(fs, f.path, (links or {}).get(f.path), folders, real) for f in listed)
     parts = {part.shown: part for part in found if part is not None}
-    with _answered():
+    with answered():
         known = sinks_of(list(parts.values()))
         sinks = {folder: sink for folder, sink in known.items() if sink is not None and not sink.denied}
         hollow = [_hollow(fs, path) for path in fs.hollow]
@@ -162,8 +168,8 @@ def _hollow(fs: Storage, path: str) -> Published:
 
 
 @contextmanager
-def _answered() -> Iterator[None]:
-    """Raises RunFailed if a store does not answer."""
+def answered() -> Iterator[None]:
+    """Raises RunFailed if the store of a source does not answer."""
     from gristmill.sources.patience import StoreAway
 
     try:

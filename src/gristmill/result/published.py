@@ -121,6 +121,15 @@ class Published:
         """The path of one of its files in a source."""
         return self.mount.public(self.start + name)
 
+    def is_at(self, root: str, files: Files) -> bool:
+        """Whether it has the generations of the sink in a folder of another file layer, by the names that chance gave
+        them. So has a copy.
+        """
+        if self.claims != numbers(root, files):
+            return False
+        newest = max(self.claims)
+        return numbered(self.root, newest, self.files).name == numbered(root, newest, files).name
+
     def writes(self, name: str) -> bool:
         """Whether a generation of this sink has or had this name for a file: one that it began, where it has parts."""
         folder, _, base = name.rpartition("/")
