@@ -93,6 +93,34 @@ masked()
 print(*found)
 """
 
+GRAPHS = """
+import onnx
+from onnx import TensorProto, helper
+from pathlib import Path
+from gristmill.models.contract import Place
+from gristmill.models.onnx import OnnxEncoder
+from gristmill.models.openvino import OpenVinoEncoder
+
+made = [
+    helper.make_node("Cast", ["input_ids"], ["cast"], to=TensorProto.FLOAT),
+    helper.make_node("Unsqueeze", ["cast", "last"], ["last_hidden_state"]),
+]
+given = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])
+answer = helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, ["b", "s", 1])
+graph = helper.make_graph(made, "g", [given], [answer], [helper.make_tensor("last", TensorProto.INT64, [1], [2])])
+onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), "m.onnx")
+
+def forgotten(kind):
+    about = (Path("m.onnx"), "embed", Place(threads=2))
+    kept = [OnnxEncoder(*about, "m") if kind == "onnx" else OpenVinoEncoder(*about, "float32", "m")]
+    kept.append(kept)
+
+gc.disable()
+forgotten(sys.argv[1])
+# As multiprocessing ends: at any other exit, ONNX Runtime hangs if it was merely imported before a fork.
+print(ended(lambda: os._exit(gc.collect() * 0)))
+"""
+
 
 def said_by(code: str, folder: Path, *given: str) -> str:
     """What a program prints that may fork."""
@@ -123,6 +151,15 @@ def test_forks_never_destroy_what_is_open(tmp_path: Path) -> None:
     evaluated there by a connection of the fork's own.
     """
     assert said_by(OPEN, tmp_path) == "0 0 0"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize(("kind", "library"), [("onnx", "onnxruntime"), ("openvino", "openvino")])
+def test_forks_never_destroy_graphs(tmp_path: Path, kind: str, library: str) -> None:
+    """Models that a run has left in this process, which have threads, too."""
+    for needed in ("onnx", library):
+        pytest.importorskip(needed)
+    assert said_by(GRAPHS, tmp_path, kind) == "0"
 
 
 @pytest.fixture
