@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import threading
 import time
@@ -14,6 +13,8 @@ from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
+
+from gristmill.process.forks import never_destroyed
 
 __all__ = ["called", "go_on", "python_file", "python_files"]
 
@@ -94,4 +95,4 @@ def _end() -> None:
         time.sleep(_QUIET / 5)
     _calls.ending = False  # other exit handlers may read
     for kept in (*_SYSTEMS, *_FILES):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))  # nor does the end of the interpreter release any
+        never_destroyed(kept)  # nor does the end of the interpreter release any

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from gristmill.process.forks import left_in_forks
 from gristmill.process.interrupts import SOON
 from gristmill.process.startup import imported
 
@@ -31,7 +32,7 @@ def spilling_to(folder: str, memory: str, threads: int | None = None) -> Any:
         "temp_directory": os.path.join(folder, "spilled"),
         "threads": threads or min(4, os.cpu_count() or 1),
     }
-    return quiet(imported("duckdb").connect(":memory:", config=config))
+    return tamed(imported("duckdb").connect(":memory:", config=config))
 
 
 def apart(work: Callable[[], T], connection: Any) -> T:
@@ -63,7 +64,15 @@ def apart(work: Callable[[], T], connection: Any) -> T:
     return found  # type: ignore[return-value]
 
 
-def quiet(connection: Any) -> Any:
-    """The connection without DuckDB's own progress bar, which it shows where Python runs no script (-c, a notebook)."""
+def batches_of(relation: Any, rows: int) -> Any:
+    """A reader of a query's rows, so many at a time: as long as it lives, so do the threads of a closed connection."""
+    return left_in_forks(relation.to_arrow_reader(rows))
+
+
+def tamed(connection: Any) -> Any:
+    """The connection without DuckDB's own progress bar, which it shows where Python runs no script (-c, a notebook);
+    left alone in forks, which have none of its threads.
+    """
+    left_in_forks(connection)
     connection.execute("SET enable_progress_bar = false")
     return connection

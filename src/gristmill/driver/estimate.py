@@ -38,10 +38,11 @@ def _some(r: Resolved) -> tuple[int, pa.Table]:
     all_pieces = pieces(r, None)
     read, found = 0, []
     for piece in all_pieces[:: -(-len(all_pieces) // PLACES)] if all_pieces else ():
-        for block in blocks(how, reading(how, piece.file.path), piece):
+        with reading(how, piece.file.path) as wanted:
+            block = next(iter(blocks(how, wanted, piece)), None)
+        if block is not None:
             rows = block.rows.slice(0, EACH)
             filtered = block.filtered * rows.num_rows / max(1, block.rows.num_rows)
             read += round(rows.num_rows + filtered) or block.filtered
             found.append(rows)
-            break
     return read, pa.concat_tables(found, promote_options="default") if found else pa.table({})

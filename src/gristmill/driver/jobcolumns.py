@@ -29,7 +29,9 @@ def condition(source: Source, schema: pa.Schema) -> Any:
         return None
     from gristmill.sources.where import SqlWhere
 
-    return SqlWhere(source.where, schema, "where")
+    found = SqlWhere(source.where, schema, "where")
+    found.close()  # it is evaluated elsewhere
+    return found
 
 
 def null_counts(files: Sequence[FileInfo]) -> dict[str, int]:
@@ -132,7 +134,7 @@ def check_steps(job: JobSpec, schema: pa.Schema) -> None:
     BadModel, BadJob.
     """
     from gristmill.models.takes import takes_of
-    from gristmill.sources.where import SqlWhere
+    from gristmill.sources.where import columns_of
 
     if job.source.columns is not None:
         schema = pa.schema([schema.field(c) for c in job.source.columns if c in schema.names])
@@ -141,7 +143,7 @@ def check_steps(job: JobSpec, schema: pa.Schema) -> None:
         if takes is not None:
             takes.check(schema)
         if step.expression is not None:
-            SqlWhere(step.expression, schema, "filter")
+            columns_of(step.expression, schema, "filter")
         if step.kind != "filter":
             return
 
@@ -255,9 +257,9 @@ def read_columns(
 
 def _named(job: JobSpec, info: ModelInfo, keep: Sequence[str], schema: pa.Schema) -> list[str]:
     """The source columns that the job names: to carry over, for the model, ids, conditions."""
-    from gristmill.sources.where import SqlWhere
+    from gristmill.sources.where import columns_of
 
-    conditions = [SqlWhere(s.expression, schema).columns for s in job.steps if s.expression is not None]
+    conditions = [columns_of(s.expression, schema) for s in job.steps if s.expression is not None]
     keys = (*(job.sink.key if job.sink else ()), *job.update_key)
     return [*keep, *(info.columns or ()), *keys, *(n for c in conditions for n in c)]
 

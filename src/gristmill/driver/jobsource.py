@@ -157,9 +157,10 @@ def selected(source: Source, form: SourceFormat, fs: Any, files: list[FileInfo],
         return everything
     needed = reading.where.columns if reading.where is not None else tuple(reading.schema.names[:1])
     reading = replace(reading, columns=tuple(needed))
-    if source.limit is not None:
-        return _limited(form, fs, files, everything, reading, source.limit)
-    return _sampled(form, fs, files, everything, reading, source.sample or 0, source.seed)
+    with contextlib.nullcontext() if reading.where is None else contextlib.closing(reading.where):
+        if source.limit is not None:
+            return _limited(form, fs, files, everything, reading, source.limit)
+        return _sampled(form, fs, files, everything, reading, source.sample or 0, source.seed)
 
 
 def _limited(

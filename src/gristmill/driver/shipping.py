@@ -57,7 +57,7 @@ def matching(r: Resolved) -> Matching | None:
     """How an update tells rows; None if the job has none. Answers rest on the columns that the model and conditions
     read; on all, where code gets all.
     """
-    from gristmill.sources.where import SqlWhere
+    from gristmill.sources.where import columns_of
 
     job, read = r.job, r.columns or tuple(r.schema.names)
     if job.update is None or job.sink is None:
@@ -66,7 +66,7 @@ def matching(r: Resolved) -> Matching | None:
     opaque = bool(job.post) or any(step.expression is None for step in job.steps)
     columns = read
     if not opaque and r.info.columns is not None:
-        conditions = [SqlWhere(s.expression, r.schema).columns for s in job.steps if s.expression is not None]
+        conditions = [columns_of(s.expression, r.schema) for s in job.steps if s.expression is not None]
         named = {*r.info.columns, *(n for c in conditions for n in c)}
         columns = tuple(n for n in read if n in named)
     beside = sink.joins or bool(sink.sort_by) or r.sink_format.name != DEFAULT

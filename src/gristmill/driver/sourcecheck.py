@@ -262,10 +262,10 @@ class _Again:
                 # The last record may have become longer: it ends where the file ends.
                 now = self.reader.format.inspect(piece.file, self.reader.fs, self.reader.options)
                 piece = replace(piece, extent=max(piece.extent, now.extent))
-            wanted = pieces.reading(self.reader, piece.file.path)
-            if pieces.digest_of(self.reader, replace(wanted, damaged=True), piece) == self.digest:
-                return None
-            pieces.digest_of(self.reader, wanted, piece)  # raises, saying where the file is damaged
+            with pieces.reading(self.reader, piece.file.path) as wanted:
+                if pieces.digest_of(self.reader, replace(wanted, damaged=True), piece) == self.digest:
+                    return None
+                pieces.digest_of(self.reader, wanted, piece)  # raises, saying where the file is damaged
         except GristmillError as e:
             return f"what {where} read of it can no longer be read: {e}"
         return f"it does not hold what {where} read of it"
@@ -357,8 +357,8 @@ def read_again(member: Generation, number: int, source: Source | None = None) ->
         wrong = _Again(member.number, number, piece, digest, reader).wrong()
         places = np.empty(0, dtype=np.int64)
         if wrong is None:
-            wanted = replace(pieces.reading(reader, piece.file.path), damaged=True)
-            read = [b.position for b in pieces.blocks(reader, wanted, piece)]
+            with pieces.reading(reader, piece.file.path) as wanted:
+                read = [b.position for b in pieces.blocks(reader, replace(wanted, damaged=True), piece)]
             places = np.concatenate([places, *read])
         found.append(ReadAgain(piece.file.path, wrong, places))
     return found

@@ -13,6 +13,7 @@ from gristmill.models.contract import Place
 from gristmill.models.onnx_graph import Graph, Value, read_graph
 from gristmill.models.text import Batch
 from gristmill.process.extras import require
+from gristmill.process.forks import left_in_forks
 
 # Names that exporters give to the vector of each token, and to one vector for all; optimum, sentence-transformers and
 # transformers.js write these.
@@ -33,7 +34,7 @@ def open_session(path: Path, place: Place, name: str) -> Any:
     options.enable_mem_pattern = False
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
-        return ort.InferenceSession(str(path), options, providers=providers(ort, place.device, name))
+        return left_in_forks(ort.InferenceSession(str(path), options, providers=providers(ort, place.device, name)))
     except Exception as e:  # onnxruntime's own classes have no common base but Exception
         from gristmill.models.outofmemory import is_out_of_memory
 

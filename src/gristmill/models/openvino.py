@@ -13,6 +13,7 @@ from gristmill.models.onnx import GraphEncoder, check_encoder, fed
 from gristmill.models.onnx_graph import read_graph
 from gristmill.models.text import Batch
 from gristmill.process.extras import require
+from gristmill.process.forks import left_in_forks
 
 _HINTS = {"float32": "f32", "bfloat16": "bf16"}
 
@@ -36,7 +37,7 @@ class OpenVinoEncoder(GraphEncoder):
         try:
             core = ov.Core()
             model = core.compile_model(core.read_model(str(path)), "CPU", settings)
-            self._request = model.create_infer_request()
+            self._request = left_in_forks(model.create_infer_request())
             computes = str(model.get_property("INFERENCE_PRECISION_HINT"))
         except RuntimeError as e:
             raise BadModel(f"{name}: openvino cannot load {path}: {str(e).strip().splitlines()[-1]}") from e

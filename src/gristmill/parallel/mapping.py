@@ -27,6 +27,7 @@ from gristmill.parallel.inputs import Inputs, Known, Numbered, Order
 from gristmill.parallel.pickles import Sealed, seal
 from gristmill.parallel.progress import Line
 from gristmill.parallel.transport import revived
+from gristmill.process.forks import never_destroyed
 from gristmill.process.messages import Event, Printed, Waiting
 from gristmill.process.scratch import Folder
 from gristmill.process.startup import import_path
@@ -132,9 +133,7 @@ def _forget_all() -> None:
     reference keeps them to the very end of the interpreter, which would otherwise close what nothing refers to.
     """
     for stack in list(_open):
-        import ctypes
-
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(stack.pop_all()))
+        never_destroyed(stack.pop_all())
 
 
 if hasattr(os, "register_at_fork"):

@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TextIO, TypeVar
 
 from gristmill.errors import BadJob, RunFailed
 from gristmill.job.options import ENGINE
+from gristmill.process.forks import never_destroyed
 from gristmill.process.interrupts import ENDING as ASKED
 from gristmill.process.interrupts import SOON, free_imports
 from gristmill.process.pickling import WAYS, by_value
@@ -177,10 +178,8 @@ _made: weakref.WeakSet[Generator[Any, None, Any]] = weakref.WeakSet()
 
 def _leave_all() -> None:
     """Keep these generators alive until the interpreter exits, which would otherwise close unreferenced ones."""
-    import ctypes
-
     for made in list(_made):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
+        never_destroyed(made)
 
 
 if hasattr(os, "register_at_fork"):

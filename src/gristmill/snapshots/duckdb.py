@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from gristmill.arrow.spilling import quiet
+from gristmill.arrow.spilling import batches_of, tamed
 from gristmill.errors import BadSource, RunFailed
 from gristmill.job.snapshots import near, table_of
 from gristmill.process.interrupts import Patience
@@ -77,7 +77,7 @@ class Rows:
         while True:
             try:
                 place = self._wanted.place
-                return quiet(duckdb.connect(place.path, read_only=True, config=dict(place.options)))
+                return tamed(duckdb.connect(place.path, read_only=True, config=dict(place.options)))
             except duckdb.IOException as e:
                 if (told := of_sqlite(str(e), self._wanted.shown)) is not None:
                     raise BadSource(told) from e
@@ -143,7 +143,7 @@ class Rows:
     def _read(self) -> Iterator[pa.RecordBatch]:
         duckdb = imported("duckdb")
         try:
-            for batch in self._db.sql(self._sql).to_arrow_reader(BATCH_ROWS):
+            for batch in batches_of(self._db.sql(self._sql), BATCH_ROWS):
                 for name, values in zip(batch.schema.names, batch.columns, strict=True):
                     checked(self._wanted, name, values, _BOUNDS)
                 yield batch

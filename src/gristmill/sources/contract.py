@@ -36,11 +36,15 @@ class Block:
 
 
 class Where(Protocol):
-    """A row condition. `columns` are those it reads; `mask` returns one bool per row, with null as false."""
+    """A row condition. `columns` are those it reads; `mask` returns one bool per row, with null as false. `close` is
+    for whoever made it.
+    """
 
     columns: tuple[str, ...]
 
     def mask(self, rows: pa.Table) -> np.ndarray: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,9 @@ class _Where:
     def mask(self, rows: pa.Table) -> np.ndarray:
         return self.where.mask(_beside(rows, self.where.columns or self.columns, self.values))
 
+    def close(self) -> None:
+        self.where.close()
+
 
 def _beside(rows: pa.Table, names: Sequence[str], values: Mapping[str, pa.Scalar]) -> pa.Table:
     """The columns `names`: constant if in `values`, else those of the rows."""

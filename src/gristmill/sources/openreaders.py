@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, Protocol, TypeVar
 
+from gristmill.process.forks import never_destroyed
+
 __all__ = ["Waiting", "close_all", "forgotten"]
 
 
@@ -36,7 +38,7 @@ class Waiting(Generic[T]):
         """In a fork, which shares each open file and its offset with its parent: forget the readers, without closing
         them, as that might wait for threads that do not exist here.
         """
-        _left.append(self._kept)
+        never_destroyed(self._kept)
         self._begin()
 
     def take(self, key: Hashable, open_: Callable[[], T]) -> T:
@@ -85,6 +87,5 @@ def _leave_all() -> None:
 
 _all: list[Waiting[Any]] = []
 _found: list[dict[Any, Any]] = []
-_left: list[Any] = []
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_all)

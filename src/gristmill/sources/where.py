@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.arrow.spilling import quiet
+from gristmill.arrow.spilling import tamed
 from gristmill.errors import BadJob, MissingExtra, did_you_mean
 from gristmill.process.startup import imported
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["SqlWhere"]
+__all__ = ["SqlWhere", "columns_of"]
 
 # DuckDB's list of functions says nothing about these, or the wrong thing; some are words without parentheses.
 _CLOCKS = frozenset(
@@ -42,6 +43,12 @@ def load() -> None:
         imported("duckdb")
 
 
+def columns_of(expression: str, schema: pa.Schema, key: str = "") -> tuple[str, ...]:
+    """The columns that a condition reads. Raises BadJob, as SqlWhere."""
+    with contextlib.closing(SqlWhere(expression, schema, key)) as where:
+        return where.columns
+
+
 class SqlWhere:
     """A condition such as `lang = 'en' AND length(text) > 0`, in DuckDB's SQL. It does not hold if it is null.
 
@@ -49,17 +56,22 @@ class SqlWhere:
     in the expression. Instants are read and shown in UTC, on every machine. It can be pickled; a worker compiles it
     again. `key` is how errors call the option that it was given by. Raises BadJob if the expression is not a condition
     on one row of `schema` with the columns there are; if its result may differ on another attempt; or if it reads two
-    names that are the same to DuckDB, which ignores case.
+    names that are the same to DuckDB, which ignores case. Whoever makes one closes it: DuckDB has threads.
     """
 
     def __init__(self, expression: str, schema: pa.Schema, key: str = "") -> None:
         self.expression, self._key = expression, key
         self._connection: Any = None
         self._lock = threading.Lock()
-        names = set(_columns(self, schema.names))
-        self.columns: tuple[str, ...] = tuple(n for n in schema.names if n in names)
-        _check_apart(self, [schema.field(n) for n in self.columns])
-        self._check(schema)
+        self._process = os.getpid()
+        try:
+            names = set(_columns(self, schema.names))
+            self.columns: tuple[str, ...] = tuple(n for n in schema.names if n in names)
+            _check_apart(self, [schema.field(n) for n in self.columns])
+            self._check(schema)
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"SqlWhere({self.expression!r})"
@@ -68,13 +80,22 @@ class SqlWhere:
         return {"expression": self.expression, "columns": self.columns, "_key": self._key}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _connection=None, _lock=threading.Lock())
+        self.__dict__.update(state, _connection=None, _lock=threading.Lock(), _process=os.getpid())
+
+    def close(self) -> None:
+        """End its connection. The next rows open another."""
+        self._begin_in_a_fork()
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
 
     def mask(self, rows: pa.Table) -> np.ndarray:
         """One bool per row, in order. `rows` has at least `columns`. Raises BadJob if a value stops the expression."""
         if not rows.num_rows:
             return np.zeros(0, dtype=bool)
         self._check_durations(rows)
+        self._begin_in_a_fork()
         with self._lock:
             db = self._db()
             db.register("rows", _readable(rows, self.columns))
@@ -98,6 +119,11 @@ class SqlWhere:
     def _named(self) -> str:
         return f"{self._key}{': ' if self._key else ''}condition {self.expression!r}"
 
+    def _begin_in_a_fork(self) -> None:
+        """There, the connection has no threads, and nobody may let go of the lock."""
+        if self._process != os.getpid():
+            self._connection, self._lock, self._process = None, threading.Lock(), os.getpid()
+
     def _db(self) -> Any:
         found = self._connection
         if found is None:
@@ -105,7 +131,7 @@ class SqlWhere:
                 duckdb = imported("duckdb")
             except ImportError as e:
                 raise MissingExtra(f"{self._named}: conditions need DuckDB: pip install duckdb") from e
-            found = quiet(duckdb.connect(":memory:", config=_CONFIG))
+            found = tamed(duckdb.connect(":memory:", config=_CONFIG))
             found.execute("SET TimeZone = 'UTC'; SET lock_configuration = true")
             self._connection = found
         return found

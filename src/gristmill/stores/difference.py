@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.hashing import row_digests
-from gristmill.arrow.spilling import spilling
+from gristmill.arrow.spilling import batches_of, spilling
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication, load
@@ -54,7 +54,7 @@ def changed(files: Sequence[Live], rows_of: RowsOf, old: Sequence[Live], old_row
         connection.register("new", _pairs(rows_of(left)))
         connection.execute("CREATE TABLE given AS SELECT hi, lo, row_number() OVER () - 1 AS n FROM new")
         found = connection.sql("SELECT n FROM given ANTI JOIN known USING (hi, lo)")
-        for batch in found.to_arrow_reader(BATCH_ROWS):
+        for batch in batches_of(found, BATCH_ROWS):
             rows = batch["n"].to_numpy()
             numbers = np.searchsorted(ends, rows, side="right")
             for number in np.unique(numbers).tolist():

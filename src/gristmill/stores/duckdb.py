@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.batches import regrouped
-from gristmill.arrow.spilling import quiet
+from gristmill.arrow.spilling import batches_of, tamed
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.interrupts import Patience
@@ -437,7 +437,7 @@ def connected(place: Place, *, read_only: bool) -> Any:
     duckdb, path, patience, wait = imported("duckdb"), place.path, Patience(PATIENCE), 0.002
     while True:
         try:
-            return quiet(duckdb.connect(path, read_only=read_only, config=dict(place.options)))
+            return tamed(duckdb.connect(path, read_only=read_only, config=dict(place.options)))
         except (duckdb.IOException, duckdb.ConnectionException, duckdb.BinderException) as e:
             held = any(text in str(e).lower() for text in ("lock", "conflict", "different configuration"))
             if (told := of_sqlite(str(e), place.shown)) is not None:
@@ -517,7 +517,7 @@ class FileReader:
     def nearest(self, search: Search) -> Near:
         """Every vector is read."""
         with self._table_there() as (connection, table, mark):
-            rows = connection.sql(f"SELECT * FROM {table}").to_arrow_reader(SCANNED)
+            rows = batches_of(connection.sql(f"SELECT * FROM {table}"), SCANNED)
             schema = decode_schema(mark.held) if mark is not None else rows.schema
             column = searched(columns_in(schema), search, self._place.shown)
             near = nearest_of_all((_as_delivered(batch, mark) for batch in rows), column, search, self._place.shown)

@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 
+from gristmill.arrow.spilling import tamed
 from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.files.disk import LOCAL
 from gristmill.job.uris import is_local, local_path
@@ -309,7 +310,7 @@ class Table:
             return old, rest
         folder = os.path.join(os.path.dirname(files[0].path), RESTS, str(now.table.metadata.current_snapshot_id))
         os.makedirs(folder, exist_ok=True)
-        with imported("duckdb").connect(":memory:", config={"threads": 2}) as db:
+        with tamed(imported("duckdb").connect(":memory:", config={"threads": 2})) as db:
             low, high = _keys(db, load.key, files)
             tasks = now.table.scan(row_filter=_between(load.key, low, high, schema)).plan_files()
             for task in tasks:

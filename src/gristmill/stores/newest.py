@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gristmill.arrow.keys import comparable, comparable_type, has_nan
 from gristmill.arrow.rows import picked
-from gristmill.arrow.spilling import spilling
+from gristmill.arrow.spilling import batches_of, spilling
 from gristmill.arrow.topython import to_plain
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
@@ -166,7 +166,7 @@ def _masks(connection: Any, heads: Sequence[str], files: Sequence[Live]) -> dict
     latest = f"SELECT n, age, max(age) OVER (PARTITION BY {', '.join(heads)}) AS latest FROM keys"
     older = connection.sql(f"SELECT n FROM ({latest}) WHERE age < latest AND n < {ends[-1]}")
     masks: dict[str, np.ndarray] = {}
-    for batch in older.to_arrow_reader(BATCH_ROWS):
+    for batch in batches_of(older, BATCH_ROWS):
         rows = batch["n"].to_numpy()
         numbers = np.searchsorted(ends, rows, side="right")
         for number in np.unique(numbers).tolist():

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
-from gristmill.arrow.spilling import apart, spilling
+from gristmill.arrow.spilling import apart, batches_of, spilling
 from gristmill.commit import nights, publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Indexed, Live
@@ -253,7 +253,7 @@ def _sorted_by(db: Any, keys: Iterator[pa.RecordBatch], out: IO[bytes], numbers:
     count = int(db.sql("SELECT count(*) FROM keys").fetchall()[0][0])
     header = {"descr": "<u8", "fortran_order": False, "shape": (2, count)}
     np.lib.format.write_array_header_1_0(out, header)
-    for batch in db.sql("SELECT h, n FROM keys ORDER BY h, a, n").to_arrow_reader(SORTED):
+    for batch in batches_of(db.sql("SELECT h, n FROM keys ORDER BY h, a, n"), SORTED):
         out.write(batch.column(0).to_numpy().astype("<u8", copy=False).tobytes())
         numbers.write(batch.column(1).to_numpy().astype("<u8", copy=False).tobytes())
     numbers.seek(0)

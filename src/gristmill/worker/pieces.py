@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from gristmill.sources.rowdigests import Content
 from gristmill.worker.recipe import Reader
 
 
-def reading(reader: Reader, path: str = "") -> Reading:
-    """What is read of a file, with the condition ready to use."""
+@contextmanager
+def reading(reader: Reader, path: str = "") -> Iterator[Reading]:
+    """What is read of a file, with the condition ready to use while inside."""
     schema, where, columns = reader.own.get(path, reader.schema), None, reader.columns
     if path in reader.own and columns is not None:
         columns = tuple(name for name in columns if name in schema.names)
@@ -22,7 +24,11 @@ def reading(reader: Reader, path: str = "") -> Reading:
         from gristmill.sources.where import SqlWhere
 
         where = SqlWhere(reader.where, schema, "where")
-    return Reading(columns, schema, where, options=reader.options, damaged=reader.damaged)
+    try:
+        yield Reading(columns, schema, where, options=reader.options, damaged=reader.damaged)
+    finally:
+        if where is not None:
+            where.close()
 
 
 def blocks(reader: Reader, wanted: Reading, piece: Piece) -> Iterator[Block]:

@@ -181,6 +181,7 @@ class ShardWorker:
             self._watch.rest()
             if self._beside is not None:
                 self._beside.close()
+            self._prepare.close()
         for name, clock in self._clocks.items():  # their threads have ended
             clock.lap("waiting for writing" if name == "predicting" else WAITING)
         emit(Took(self._name, {name: dict(clock.took) for name, clock in self._clocks.items()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import itertools
 import threading
 import time
@@ -170,6 +171,7 @@ class Prepare:
         self._recipe = recipe
         self._model = model
         self._steps = [LoadedStep(s, f"step {n}") for n, s in enumerate(recipe.steps)]
+        self._open = contextlib.ExitStack()
         self._readings: dict[str, Reading] = {}  # for files that are read with a schema of their own, by path
         self._kept: tuple[str, KeptAnswers] | None = None  # of the plan that was last worked on
         self._opening = threading.Lock()
@@ -178,6 +180,12 @@ class Prepare:
         self._slow = bool(recipe.steps) or recipe.batch.by_tokens
         if recipe.reader.where is not None or any(s.expression for s in recipe.steps):
             where.load()  # not in the first call, which a limit of time is set to
+
+    def close(self) -> None:
+        """End what conditions hold open."""
+        self._open.close()
+        for step in self._steps:
+            step.close()
 
     def windows(self, task: Task, suspects: Suspects | None = None) -> Iterator[Window]:
         """The shard's rows as windows; at least one, even for a shard without rows. With `suspects`, rows are noted
@@ -270,7 +278,7 @@ class Prepare:
     def _reading(self, path: str) -> Reading:
         path = path if path in self._recipe.reader.own else ""
         if path not in self._readings:
-            self._readings[path] = reading(self._recipe.reader, path)
+            self._readings[path] = self._open.enter_context(reading(self._recipe.reader, path))
         return self._readings[path]
 
     def _read(self, task: Task, read: list[str]) -> Iterator[_Read]:

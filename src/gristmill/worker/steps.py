@@ -87,6 +87,11 @@ class LoadedStep:
 
             self._where = SqlWhere(self.step.expression, schema, "filter")
 
+    def close(self) -> None:
+        """End what a condition holds open."""
+        if self._where is not None:
+            self._where.close()
+
     def begin(self, task: Task) -> None:
         """Called before the rows of a task. A class that was given probed rows, which it will be given again, is built
         anew, so that one that remembers rows does not take these for different ones.

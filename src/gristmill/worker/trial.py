@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -68,13 +69,14 @@ class TrialWorker:
 
     def work(self, items: Iterator[Item], emit: Emit) -> None:
         """Answer trials until there are no more."""
-        for item in items:
-            if self._stopping.is_set():
-                break
-            try:
-                emit(Outcome(self._name, item.key, self._tried(item.value)))
-            except BaseException as e:  # reported as this trial's outcome, which ends the sweep
-                emit(Outcome(self._name, item.key, None, failure_of(e, "other")))
+        with contextlib.closing(self._prepare):
+            for item in items:
+                if self._stopping.is_set():
+                    break
+                try:
+                    emit(Outcome(self._name, item.key, self._tried(item.value)))
+                except BaseException as e:  # reported as this trial's outcome, which ends the sweep
+                    emit(Outcome(self._name, item.key, None, failure_of(e, "other")))
         self._model.close()
 
     def _tried(self, trial: Trial) -> dict[str, Any]:
