@@ -84,21 +84,17 @@ def imported(path: Path) -> set[str]:
 @functools.cache
 def _imports(path: Path) -> set[tuple[str, str]]:
     """Module and name of each import of this package in a file."""
-    tree = ast.parse(path.read_text())
-    skipped = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
-        for node in ast.walk(block)
-    }
     found = set()
-    for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:  # statements alone, as there are no imports in expressions
+        node = left.pop()
         if isinstance(node, ast.Import):
             found |= {(a.name, "") for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found |= {(node.module, a.name) for a in node.names}
+        elif not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+            within = (getattr(node, name, ()) for name in ("body", "orelse", "handlers", "finalbody", "cases"))
+            left += (statement for part in within if isinstance(part, list) for statement in part)
     return {(module, name) for module, name in found if module.split(".")[0] == "gristmill"}
 
 
