@@ -325,6 +325,8 @@ def test_what_is_missing_is_named_with_what_is_near(tree: Path) -> None:
         resolve(source(f"{tree}/nope/x.parquet"))
     with pytest.raises(BadSource, match=r"\*\.csv: the pattern matches no file; .* exists and holds"):
         resolve(source(f"{tree}/*.csv"))
+    with pytest.raises(BadSource, match=r"nope/\*\*: the pattern matches no file; .* exists and holds"):
+        resolve(source(f"{tree}/nope/**"))
 
 
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class LocalListing:
             return []
 
     def tree(self, folder: str, skip: Names) -> Iterator[tuple[str, Entry]]:
-        return self._tree(folder or ".", skip, ())
+        return self._tree(folder or ".", skip, ()) if os.path.isdir(folder or ".") else iter(())
 
     def _tree(
         self, folder: str, skip: Names, above: tuple[str, ...], linked: bool = False
