@@ -310,7 +310,7 @@ def test_what_does_not_fit_is_said(server: ChatServer) -> None:
 
 
 def test_requests_for_a_path_are_sent_nowhere(server: ChatServer) -> None:
-    """A model's file or folder is refused with the way out, also if mistyped; at an address that is given it may stand."""
+    """A model's file or folder is refused with the way out, also if mistyped; with an address it is a name there."""
     write(chat("a", "x"))
     Path("m.gguf").write_bytes(b"GGUF")
     Path("models/minilm").mkdir(parents=True)

@@ -73,8 +73,8 @@ def backend_of(files: LlmFiles, asked: Backend) -> Backend:
 def find_llm(llm: str, elsewhere: bool) -> LlmFiles | None:
     """The model that a name means on this machine: a folder with a model for OpenVINO, with safetensors, or with one
     GGUF file; such a file; or the copy of a model of the Hugging Face hub. None for a name at an endpoint; if one is
-    named `elsewhere`, the hub's copies are not looked for. Raises BadModel for a path where nothing of the kind is: what
-    is meant to be read here is sent to no endpoint.
+    named `elsewhere`, the hub's copies are not looked for. Raises BadModel for a path where nothing of the kind is:
+    what is meant to be read here is sent to no endpoint.
     """
     path = Path(llm).expanduser()
     if path.is_file():
