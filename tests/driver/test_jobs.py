@@ -319,6 +319,11 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
         gm.Job(numbers, gm.model(functions.double, output="x"), gm.sink(str(tmp_path / "out"), keep=["x"])).run()
     with pytest.raises(gm.BadJob, match="'id' would appear twice"):
         gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out2"), keep=["id"], row_id="id")).run()
+    with pytest.raises(
+        gm.BadJob, match=r"keep names column 'y', which double returns, and which is written anyway: leave"
+    ):
+        model = gm.model(functions.double, returns={"y": "float64"})
+        gm.Job(numbers, model, gm.sink(str(tmp_path / "out2"), keep=["id", "y"])).run()
     for name in ("row_id", "model_version"):
         with pytest.raises(gm.BadJob, match=f"{name} names column 'y', which double returns"):
             gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out3"), **{name: "y"})).run()
@@ -328,7 +333,7 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
     ("source", "sink", "says"),
     [
         ({}, {"row_id": "r", "key": ["nope"]}, "key names column 'nope', which the source does not have"),
-        ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have"),
+        ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have.*what the model returns is"),
         ({"columns": ["idd"]}, {}, "columns= names column 'idd', which the source does not have.*did you mean 'id'"),
         ({"columns": ["x"]}, {"keep": ["id"]}, "keep names column 'id', which the source does not have: it has x"),
         ({}, {"merge": True, "partition_by": ["day"]}, "merge and partition_by"),
