@@ -293,7 +293,7 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
         place = (name,) if section == "job" else (section, name)
         kinds: list[Any] = [get_origin(part) for part in options_of(cls)[name].types]
         one = re.search(rf"\b{name}=\{{'(\w+)'", message)
-        inside = f".{one[1]}" if one else ".NAME" if Mapping in kinds else ""
+        inside = ".NAME" if Mapping in kinds else f".{one[1]}" if one else ""
         anyhow = f"--set {'.'.join(place)}{inside}=…" if "sets" in given else ""
         way = given.get(f"at_{section}__{name}") or own.get(name) or anyhow
         if way and way.split("=")[0] not in message:
