@@ -11,6 +11,8 @@ import pytest
 
 import gristmill as gm
 from gristmill.cli.app import main
+from gristmill.cli.flags import ways
+from gristmill.cli.sink import retry_dead
 from gristmill.errors import nearest
 
 
@@ -114,6 +116,53 @@ def test_a_prompt_that_is_the_name_of_a_file(
     flags = ["--model", "m", "--base-url", "http://127.0.0.1:9/v1"]
     assert main(["prompt", "rows.parquet", "out", "--prompt", "short.txt", *flags]) == 2
     assert "prompt 'short.txt' names no column, and a file has that name: write @short.txt" in capsys.readouterr().err
+
+
+def test_a_way_out_beside_its_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a message says both as a flag and in Python is told once, if the command has the flag."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1, 2], "x": [1.0, None]}), "rows.parquet")
+    Path("rated.py").write_text("def f(batch):\n    return {'y': batch['x']}\n")
+    Path("job.yaml").write_text(
+        "source: rows.parquet\nmodel: {call: 'rated.py:f', takes: {x: float64 not null}}\nsink: out\n"
+        "gates: {min_ok: 1}\n"
+    )
+    assert main(["run", "job.yaml"]) == 3
+    told = capsys.readouterr().err
+    assert "(--min-ok 0.5, gates={'min_ok': 0.5})" in told and "for this command" not in told, told
+    without = "\n(for this command: gates= is --set gates.min_ok=…)"
+    assert ways("lower the gate (--min-ok 0.5, gates={'min_ok': 0.5})", retry_dead.params) == without
+
+
+def test_what_a_delivery_shows_of_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a run: GRISTMILL_PROGRESS silences it, and a word that is none of its values is refused."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
+    gm.apply("rows.parquet", "out", fn=lambda batch: {"y": batch["id"]}, keep=["id"], workers=0)
+    capsys.readouterr()
+    monkeypatch.setenv("GRISTMILL_PROGRESS", "quiet")
+    assert main(["deliver", "out", "sqlite://s.sqlite#t"]) == 2
+    assert "'quiet' is not one of" in capsys.readouterr().err and not Path("s.sqlite").exists()
+    monkeypatch.setenv("GRISTMILL_PROGRESS", "off")
+    assert main(["deliver", "out", "sqlite://s.sqlite#t"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_type_that_was_written_as_a_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NAME:TYPE is no module; how it is written is told with its own words."""
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"text": ["a"]}), "rows.parquet")
+    flags = ["--prompt", "{{ text }}", "--model", "m", "--base-url", "http://127.0.0.1:9/v1", "--returns"]
+    assert main(["prompt", "rows.parquet", "out", *flags, "stars:int64"]) == 2
+    assert capsys.readouterr().err.strip().endswith("or check the name, or give NAME=TYPE, as in stars=int64")
+    assert main(["prompt", "rows.parquet", "out", *flags, "stars:Review"]) == 2
+    assert capsys.readouterr().err.strip().endswith("or check the name")
 
 
 def test_a_sink_named_as_a_numpy_file() -> None:

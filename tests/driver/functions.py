@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from typing import Any
@@ -12,6 +13,13 @@ import numpy as np
 def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Twice x."""
     return {"y": batch["x"] * 2.0}
+
+
+def opened(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Pictures of which none can be opened, told as libraries of pictures do."""
+    for content in batch["bytes"]:
+        raise ValueError(f"cannot identify {io.BytesIO(content)!r} of {object()!r}")
+    return {"y": batch["path"]}
 
 
 def counted(batch: dict[str, np.ndarray], log: str) -> dict[str, np.ndarray]:

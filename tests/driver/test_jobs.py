@@ -182,6 +182,40 @@ def test_dead_letters_are_scored_again_after_a_fix(numbers: str, tmp_path: Path)
     assert fixed.run().state == "nothing to do"
 
 
+def test_a_row_that_is_mended_in_its_file(tmp_path: Path) -> None:
+    """retry-dead cannot know it again; an update, which is named, scores it."""
+    path = tmp_path / "rows.csv"
+
+    def job(**more: Any) -> gm.Job:
+        model, sink = gm.model(functions.picky, bad=[2]), gm.sink(str(tmp_path / "out"), keep=["id"])
+        return gm.Job(str(path), model, sink, workers=0, **more)
+
+    path.write_text("id,x\n1,1.0\n2,2.0\n")
+    assert job().run().rows_dead == 1
+    path.write_text("id,x\n1,1.0\n3,2.0\n")
+    with pytest.raises(
+        gm.PlanChanged, match=r"put it back.* --restart .*, or run the job with --update \(update=True\)"
+    ):
+        retry_dead(job().spec)
+    assert job(update=True).run().rows_dead == 0
+
+
+def test_a_file_that_cannot_be_opened_is_named_in_its_dead_letter(tmp_path: Path) -> None:
+    """Not by where its bytes were in memory, which differs from row to row."""
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "photos" / name).write_bytes(b"none")
+    sink = gm.sink(str(tmp_path / "out"), keep=["path"])
+    report = gm.Job(
+        str(tmp_path / "photos"), functions.opened, sink, workers=0, gates={"min_ok": 0, "allow_empty": True}
+    ).run()
+    messages = report.dead().column("message").to_pylist()
+    assert sorted(messages) == [
+        f"cannot identify {str(tmp_path / 'photos' / n)!r} of <object object>" for n in ("a.png", "b.png")
+    ]
+    assert "object at 0x" not in "".join(report.dead().column("traceback").to_pylist())
+
+
 def test_rows_that_fail_without_a_sink_are_told(numbers: str) -> None:
     """A table has no place for dead letters: a warning says how many there are, and why."""
     with pytest.warns(UserWarning, match=r"2 of 1000 rows could not be scored.*ValueError: 2.*row 3 is bad"):
@@ -319,6 +353,11 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
         gm.Job(numbers, gm.model(functions.double, output="x"), gm.sink(str(tmp_path / "out"), keep=["x"])).run()
     with pytest.raises(gm.BadJob, match="'id' would appear twice"):
         gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out2"), keep=["id"], row_id="id")).run()
+    with pytest.raises(
+        gm.BadJob, match=r"keep names column 'y', which double returns, and which is written anyway: leave"
+    ):
+        model = gm.model(functions.double, returns={"y": "float64"})
+        gm.Job(numbers, model, gm.sink(str(tmp_path / "out2"), keep=["id", "y"])).run()
     for name in ("row_id", "model_version"):
         with pytest.raises(gm.BadJob, match=f"{name} names column 'y', which double returns"):
             gm.Job(numbers, functions.double, gm.sink(str(tmp_path / "out3"), **{name: "y"})).run()
@@ -328,7 +367,7 @@ def test_a_name_that_would_stand_twice_is_refused(numbers: str, tmp_path: Path) 
     ("source", "sink", "says"),
     [
         ({}, {"row_id": "r", "key": ["nope"]}, "key names column 'nope', which the source does not have"),
-        ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have"),
+        ({}, {"keep": ["nope"]}, "keep names column 'nope', which the source does not have.*what the model returns is"),
         ({"columns": ["idd"]}, {}, "columns= names column 'idd', which the source does not have.*did you mean 'id'"),
         ({"columns": ["x"]}, {"keep": ["id"]}, "keep names column 'id', which the source does not have: it has x"),
         ({}, {"merge": True, "partition_by": ["day"]}, "merge and partition_by"),

@@ -10,7 +10,7 @@ import pytest
 import gristmill as gm
 from gristmill.errors import BadJob
 from gristmill.job.recipients import Alert, Lineage, Metrics, as_told, hidden_in
-from gristmill.job.secret import reveal
+from gristmill.job.secret import Secret, reveal
 from gristmill.jobfile.jobfile import load
 from gristmill.jobfile.writing import dump
 
@@ -39,6 +39,10 @@ def test_short_forms() -> None:
         ({"email": "a@x.org\nBcc: b@x.org"}, "give an address"),
         ({"email": "a@x.org", "smtp": "mail:25"}, "give smtp://HOST:587"),
         ({"command": "echo 'x"}, "quotation mark"),
+        (
+            {"command": "cat >> a.jsonl"},
+            "'>>', which a shell would understand, and no shell runs it: write sh -c '…'",
+        ),
         ({"webhook": "https://x.org", "form": "xml"}, "must be one of auto, slack, json"),
     ],
 )
@@ -47,6 +51,50 @@ def test_alerts_that_are_none(options: dict[str, Any], told: str) -> None:
     with pytest.raises(BadJob) as caught:
         Alert(**options)
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("jq .|tee x", "|"),
+        ("a && b", "&&"),
+        ("a; b", ";"),
+        ("a &", "&"),
+        ("a <x", "<"),
+        ("a 2>&1", ">"),
+        ("ls *.x", "*"),
+        ("curl -d $(cat) x", "$("),
+        ('echo "`id`"', "`"),
+        ('echo "of $GRISTMILL_ALERT"', "$GRISTMILL_ALERT"),
+        ("~/bin/page", "~"),
+        ("A=b page", "A="),
+        ("sh page.sh | tee x", "|"),
+    ],
+)
+def test_a_command_for_a_shell_is_refused(command: str, found: str) -> None:
+    """As words of their own, inside of others, and in double quotes what a shell replaces."""
+    with pytest.raises(BadJob) as caught:
+        Alert(command=command)
+    assert str(caught.value).startswith(f"alert command has {found!r}, which a shell would understand")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tee -a x",
+        "sh -c 'cat >> x'",
+        'sh -c "cat >> $HOME/x"',
+        "/bin/bash -lc 'a; b'",
+        "python -c 'a; b'",
+        'python -c "a; b > c"',
+        "curl https://x.org/h?a=1&b=2",
+        r"find . -name \*.x",
+        Secret("page ${env:TOKEN}", "page a|b"),
+    ],
+)
+def test_a_command_for_no_shell_is_taken(command: str) -> None:
+    """A shell that is named, quotes, and what a secret holds."""
+    assert Alert(command=command).command == command
 
 
 def test_a_wrong_name_is_told_with_the_right_one() -> None:

@@ -115,6 +115,13 @@ def test_which_names_are_models_here(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("gpt-4.1-mini", None),
         ("hf", None),
         ("nobody/has-this", None),
+        ("accounts/x/models/y", None),
+        ("hg/", "there is no such file or folder"),
+        ("ov/config", r"no such file or folder: .*; did you mean ov/config.json\?$"),
+        ("hf/", "this folder has no openvino_model.xml"),
+        ("model.safetensors", "there is no such file or folder"),
+        ("s3://models/qwen3", "there is no such file or folder"),
+        ("..", "this folder has no openvino_model.xml"),
     ):
         if said is None:
             assert find_llm(llm, elsewhere=True) is None

@@ -309,6 +309,21 @@ def test_what_does_not_fit_is_said(server: ChatServer) -> None:
     assert "-i, --input-file FILE" in shown and "gristmill run-batch -i requests.jsonl -o answers.jsonl" in shown
 
 
+def test_requests_for_a_path_are_sent_nowhere(server: ChatServer) -> None:
+    """A model's file or folder is refused with the way out, also if mistyped; with an address it is a name there."""
+    write(chat("a", "x"))
+    Path("m.gguf").write_bytes(b"GGUF")
+    Path("models/minilm").mkdir(parents=True)
+    for name in ("m.gguf", "models/minilm/", "models/minilm", "../x", "modelz/", "models/miniln", "/x/model"):
+        with pytest.raises(BadModel, match=r"is a path, .*`gristmill prompt`.* or serve it and give base_url") as e:
+            gm.run_batch("in.jsonl", "out.jsonl", model=name)
+        assert e.value.exit_code == 2
+    assert server.told()["requests"] == 0
+    for name, url in (("models/minilm", server.url), ("openai/gpt-4o", None)):  # sent: the server has another model
+        with pytest.raises(BadModel, match=rf"404: The model `{name}` does not exist"):
+            gm.run_batch("in.jsonl", "out.jsonl", model=name, base_url=url)
+
+
 def test_a_request_is_known_by_its_url_too(server: ChatServer) -> None:
     """To `dedupe` and to a cache: bodies may be equal, and may have members of any name."""
     body = {"input": "a", "path": "embeddings", "body": {"input": "a"}}

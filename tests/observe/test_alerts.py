@@ -290,10 +290,13 @@ def test_a_command_gets_the_alert(source: str, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(script)
     failing(source, tmp_path / "out", alerts=[{"command": f"{sys.executable} {tmp_path / 'page.py'}"}])
     assert target.read_text().startswith("gate{") and json.loads(target.read_text()[4:])["kind"] == "gate"
-    with pytest.warns(gm.GristmillWarning, match=r"command .*: it ended with 3"), pytest.raises(GateFailed):
+    with (
+        pytest.warns(gm.GristmillWarning, match=r"it ended with 3: no such pager;"),
+        pytest.raises(GateFailed),
+    ):
         run(
             source, tmp_path / "other", ill, gates={"min_ok": 0.9},
-            alerts=[{"command": f"{sys.executable} -c 'raise SystemExit(3)'"}],
+            alerts=[{"command": "sh -c 'echo trying >&2; echo no such pager >&2; exit 3'"}],
         )  # fmt: skip
 
 

@@ -168,6 +168,14 @@ def test_after_a_job_whose_file_is_not_whole_for_a_moment(tmp_path: Path, gone: 
     assert str(files.read(tick).jobs["d.yaml"].schedule.zone) == "Asia/Tokyo"
 
 
+def test_a_misspelt_job_before(tmp_path: Path) -> None:
+    """The near one is named within the sentence."""
+    write(tmp_path, "load", "schedule: {every: day, at: '02:00'}")
+    write(tmp_path, "b", "schedule: {after: laod}")
+    with pytest.raises(RunFailed, match=r"laod, which is no job file here \(did you mean 'load'\?\), so that its time"):
+        read_job_file(tmp_path / "b.yaml", tick=utc("2026-01-01T15:30"))
+
+
 def test_variables_that_only_the_schedule_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`${ds}` is that of the time, by hand too, without `vars`, whose zone is that of the schedule."""
     path = tmp_path / "n.yaml"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import gristmill as gm
 from gristmill.errors import BadJob, BadSource
 from gristmill.job.job import source
 from gristmill.shards.sourcefiles import SourceFile
@@ -79,6 +82,19 @@ def test_several_formats_need_to_be_told_apart() -> None:
     """Nothing is left out silently."""
     with pytest.raises(BadSource, match=r"several formats: parquet \(a\.parquet\), csv \(b\.csv\)"):
         by_suffix("a.parquet", "b.csv", "c.csv")
+    with pytest.raises(BadSource, match=r"select one, as in '\*\.csv\.gz', or give"):
+        by_suffix("a.csv.gz", "b.jsonl")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
+def test_a_list_of_json_is_told_as_such(name: str, tmp_path: Path) -> None:
+    """As pandas writes one: no format makes records of it; a file of lines is told the format."""
+    put = gzip.open if name.endswith(".gz") else open
+    for content, said in ((b'\n [{"x": 1}]', r"looks like one JSON document, .*jq -c"), (b'{"x": 1}\n', "format=")):
+        with put(tmp_path / name, "wb") as file:
+            file.write(content)
+        with pytest.raises(BadSource, match=said):
+            gm.apply(str(tmp_path / name), str(tmp_path / "out"), fn=dict, workers=0)
 
 
 def test_sinks() -> None:

@@ -135,9 +135,7 @@ def test_nan_is_no_key(shop: Shop, tmp_path: Path) -> None:
     pq.write_table(pa.table({"k": [1.0, math.nan], "night": [1, 1]}), tmp_path / "in" / "1.parquet")
     sink = gm.sink(str(tmp_path / "out"), keep=["k", "night"])
     gm.Job(str(tmp_path / "in"), gm.model(same, batch_format="arrow"), sink, workers=0).run()
-    with pytest.raises(
-        gm.GristmillError, match=r"key column 'k' is double|1 rows have a null in their key \(k\), or NaN"
-    ):
+    with pytest.raises(gm.GristmillError, match=r"key column 'k' is double|1 row has a null in its key \(k\), or NaN"):
         gm.deliver(str(tmp_path / "out"), gm.to(shop.address("nan"), key="k", **shop.odd))
 
 

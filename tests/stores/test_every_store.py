@@ -431,10 +431,12 @@ def test_keys_that_repeat_are_told_before_anything_changes(shop: Shop, first: st
     with pytest.raises(gm.BadJob, match=r"key names column 'idd'.*did you mean 'id'"):
         gm.deliver(first, address, mode="upsert", key="idd")
     assert shop.seen("scores") == wanted(range(ROWS))
-    pq.write_table(pa.table({"id": pa.array([1, None, 3]), "x": [1.0, 2.0, 3.0]}), folder / "copy.parquet")
+    pq.write_table(pa.table({"id": pa.array([1, None, 3, 3]), "x": [1.0, 2.0, 3.0, 4.0]}), folder / "copy.parquet")
     (folder / "0000.parquet").unlink()
     job(tmp_path, 5).run(restart=True)
-    with pytest.raises(gm.BadJob, match=r"1 rows have a null in their key \(id\)"):
+    with pytest.raises(
+        gm.BadJob, match=r"1 row has a null in its key \(id\)[^;]*first; and 1 key \(id\) repeats: 3 2 times"
+    ):
         gm.deliver(str(tmp_path / "out"), address, mode="upsert", key="id")
     assert shop.seen("scores") == wanted(range(ROWS))
 

@@ -12,6 +12,7 @@ import click
 
 from gristmill.cli import common as words
 from gristmill.cli.ending import hide, say
+from gristmill.cli.execute import shown_by
 from gristmill.cli.flags import click_type, listed
 from gristmill.cli.helptext import Command
 from gristmill.cli.sink import named, place
@@ -21,7 +22,6 @@ from gristmill.job.delivery import Delivery, is_store
 from gristmill.job.secret import secrets_in
 from gristmill.job.uris import redact
 from gristmill.observe import units
-from gristmill.observe.progress import make_observer
 from gristmill.observe.report import others
 from gristmill.stores.contract import DISTANCE, Metric
 
@@ -59,8 +59,7 @@ def _flags(command: Any) -> Any:
               help="Also in place of a later result of a copy of the sink, as after a backup was restored")  # fmt: skip
 @words.sets
 @words.variables
-@words.as_json
-@words.debug
+@words.showing
 def deliver(target: str, uri: str | None, **given: Any) -> int:
     """Bring what a sink has published to a store: one step for its readers, and nothing if the store has it already.
 
@@ -81,7 +80,7 @@ def deliver(target: str, uri: str | None, **given: Any) -> int:
             said["key"] = listed(said["key"])
         wanted = (Delivery(uri, **said),)
     hide(list(secrets_in(wanted)) + ([] if job is None else list(secrets_in(job))))
-    watching = make_observer("auto", sys.stderr)
+    watching = shown_by(given["progress"])
     receipts = delivered(*place(target, given), redact(target), wanted, say, watching, given["take_over"])
     for receipt in receipts:
         if given["as_json"]:

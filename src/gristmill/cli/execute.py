@@ -204,6 +204,11 @@ def _failed(dead: Any) -> Table:
     return Table(("row", "stage", "error", "message"), rows, title=f"{units.plural(len(rows), 'row')} failed")
 
 
+def shown_by(kind: Any) -> Observer:
+    """The observer of --progress, on stderr."""
+    return make_observer("lines" if kind == "auto" and os.environ.get("TERM") == "dumb" else kind, sys.stderr)
+
+
 @contextmanager
 def watched(spec: JobSpec, kind: Any) -> Iterator[Observer]:
     """The observers of a run: that of --progress, and the job's log file. Secrets reach neither of them, nor errors."""
@@ -212,8 +217,7 @@ def watched(spec: JobSpec, kind: Any) -> Iterator[Observer]:
     secrets = list(secrets_in(spec))
     hide(secrets)
     check_files(spec)
-    bar = make_observer("lines" if kind == "auto" and os.environ.get("TERM") == "dumb" else kind, sys.stderr)
-    with logged(bar, spec.running.log, secrets) as observer:
+    with logged(shown_by(kind), spec.running.log, secrets) as observer:
         yield observer
 
 

@@ -265,6 +265,7 @@ def listed(values: Sequence[str]) -> tuple[str, ...]:
 # Where a message has name=value, but names no option of a job: in a text that it quotes, in a call, after a flag, and
 # where the value is a path or a price.
 _OTHERS = re.compile(r"""(?<!\w)(['"]).*?\1(?!\w)|\w\((?:[^()]|\([^()]*\))*\)|--[\w-]+\s[\w.]+=|\w+=[^\s,;)]*/\S*""")
+_BESIDE = re.compile(r"\((--[\w-]+)[^()]*\)")  # the flag, and what it is in Python
 
 
 def _of_a_store(message: str) -> bool:
@@ -279,7 +280,8 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
     given = {parameter.name: parameter.opts[0] for parameter in parameters}
     own = {opt.removeprefix("--").replace("-", "_"): opt for p in parameters for opt in p.opts if opt.startswith("--")}
     told, here = [], _of_a_store(message)
-    for name in dict.fromkeys(re.findall(r"(?<![\w.'\"/-])([a-z_]+)=", _OTHERS.sub(" ", message))):
+    rest = _BESIDE.sub(lambda m: " " if m[1] in own.values() else m[0], message)
+    for name in dict.fromkeys(re.findall(r"(?<![\w.'\"/-])([a-z_]+)=", _OTHERS.sub(" ", rest))):
         if here and name in options_of(Delivery) and not {"mode", "nearest"} & own.keys():  # of deliver, lookup
             inside = "" if name in ("index", "options") else f", or ?{name}=… in its address, before the #"
             told.append(f"{name}= is of the delivery: {{to: …, {name}: …}} in a job file{inside}")
@@ -290,7 +292,8 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
         section, cls = homes[0]
         place = (name,) if section == "job" else (section, name)
         kinds: list[Any] = [get_origin(part) for part in options_of(cls)[name].types]
-        inside = ".NAME" if Mapping in kinds else ""
+        one = re.search(rf"\b{name}=\{{'(\w+)'", message)
+        inside = ".NAME" if Mapping in kinds else f".{one[1]}" if one else ""
         anyhow = f"--set {'.'.join(place)}{inside}=…" if "sets" in given else ""
         way = given.get(f"at_{section}__{name}") or own.get(name) or anyhow
         if way and way.split("=")[0] not in message:

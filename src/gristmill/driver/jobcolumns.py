@@ -148,8 +148,10 @@ def check_steps(job: JobSpec, schema: pa.Schema) -> None:
             return
 
 
-def _no_column(name: str, schema: pa.Schema, what: str, whose: str = "the source does not have: it has") -> BadSource:
-    hint = did_you_mean(name, schema.names)
+def _no_column(
+    name: str, schema: pa.Schema, what: str, whose: str = "the source does not have: it has", more: str = ""
+) -> BadSource:
+    hint = did_you_mean(name, schema.names) or more
     if len(parts := split(name)) > 1 and all(part in schema.names for part in parts):
         hint = f"; several are a list: [{', '.join(parts)}]"
     return BadSource(f"{what} names column {name!r}, which {whose} {', '.join(schema.names)}{hint}")
@@ -184,6 +186,11 @@ def kept_columns(job: JobSpec, info: ModelInfo, schema: pa.Schema, blank: bool =
         if names.count(name) + added.count(name) > 1:
             flag = next((f for f in ("row_id", "model_version") if sink and getattr(sink, f) == name), "output")
             others = ",".join(n for n in names if n != name)
+            if keep is not None and not steps and name not in schema.names and name in (info.outputs or ()):
+                raise BadJob(
+                    f"keep names column {name!r}, which {info.name} returns, and which is written anyway: leave it out "
+                    f"of keep (--keep {others or repr('')})"
+                )
             raise BadJob(
                 f"column {name!r} would appear twice in the output: rename the new one (--{flag.replace('_', '-')} "
                 f"NAME, {flag}=) or leave the old one out (--keep {others or repr('')})"
@@ -208,7 +215,8 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
     for what, names, more in (("keep", sink.keep or (), info.outputs or ()), ("key", sink.key, ())):
         for name in names:
             if name not in there.names and name not in more:
-                raise _no_column(name, there, what)
+                own = "; what the model returns is written anyway, without keep"
+                raise _no_column(name, there, what, more=own if what == "keep" and info.outputs is None else "")
     for name in sink.drop:
         if name not in there.names and not job.post and name not in (info.outputs or (name,)):
             raise _no_column(

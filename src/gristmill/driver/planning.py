@@ -75,7 +75,7 @@ def resolve(
         source = replace(source, format=pinned.form, storage={})
     else:
         fs, listed, stored, doubled = jobsource.listed(source, known.paths if known else frozenset(), apart)
-    source_format = formats.source_format(source, listed)
+    source_format = formats.source_format(source, listed, fs)
     how = looked_at(source_format.name, format_options(source))
     with _as_listed():
         files, bad = jobsource.inspected(source, source_format, fs, listed, how, known or Inspections())

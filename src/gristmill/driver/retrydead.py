@@ -88,6 +88,10 @@ def choose(
             way = f"use {RETRY} the dead letters with the new code"
         elif r.job.update is not None:
             way = f"{RUN}: an update scores what has changed, and dead rows again"
+        elif not r.pins and r.job.source.data is None and all(line.startswith("input:") for line in lines):
+            way += (
+                ", or run the job with --update (update=True), which scores the files that have changed, and dead rows"
+            )
         raise PlanChanged(f"{uri}: this is not the job that wrote these dead letters:\n{digests.listed(lines)}\n{way}")
     if aside is not None and (dropped := paid(aside)):
         way = f"{RUN}{' with --append (append=True)' if aside.kind == 'append' else ''}"

@@ -2,6 +2,7 @@
 holds one up; addresses are as secret as passwords, since whoever has a webhook's can post to it.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -19,6 +20,11 @@ Incident = Literal["failed", "late", "gate", "drift", "dead", "skipped", "recove
 INCIDENTS: tuple[str, ...] = get_args(Incident)
 WEB = ("http", "https")
 SMTP = "smtp://localhost:25"
+_SECRET = re.compile(r"\$\{env:\w+\}")
+_SHELLS = re.compile(r"(?:.*[/\\])?(?:(?:ba|da|z|k|fi)?sh|cmd|pwsh|powershell)(?:\.exe)?", re.IGNORECASE)
+_QUOTED = re.compile(r'''\\.|'[^']*'|"((?:\\.|[^"\\])*)"''', re.DOTALL)
+_REPLACED = re.compile(r"\$\(|`|\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\}")  # not ${env:NAME}, which the job file has
+_SYNTAX = re.compile(rf"{_REPLACED.pattern}|&&|&(?!\S)|\|\|?|>>?|<|;|\*|(?<!\S)~|^\s*\w+=")
 
 
 @option_fields("alert ")
@@ -34,7 +40,10 @@ class Alert:
     email: Annotated[tuple[str, ...], Help("Addresses that get a mail")] = ()
     command: Annotated[
         str | None,
-        Help("A command that gets the alert as a line of JSON on its standard input, its kind in GRISTMILL_ALERT"),
+        Help(
+            "A command (run without a shell) that gets the alert as a line of JSON on its standard input, its kind in "
+            "GRISTMILL_ALERT"
+        ),
     ] = None
     on: Annotated[
         tuple[str, ...],
@@ -78,6 +87,11 @@ class Alert:
             raise BadJob(f"alert email is {wrong!r}: give an address, NAME@HOST")
         if self.command and not _words(self.command):
             raise BadJob("alert command has a quotation mark that is not closed, or is empty")
+        if self.command and (found := of_a_shell(self.command)):
+            raise BadJob(
+                f"alert command has {found!r}, which a shell would understand, and no shell runs it: write sh -c '…', "
+                "or put it in single quotes if it is meant as it stands"
+            )
 
     @property
     def shown(self) -> str:
@@ -182,6 +196,20 @@ def _web(address: str, what: str, *others: str) -> None:
         fine = False
     if not fine or any(c.isspace() for c in reveal(address)):
         raise BadJob(f"{what} {place(address)}: is no address: give https://HOST/…")
+
+
+def of_a_shell(command: str) -> str:
+    """What of a command only a shell understands, "" if there is nothing of the kind or a shell is what it runs. In
+    single quotes nothing is, in double quotes what a shell replaces.
+    """
+    whole = isinstance(command, Secret) and _SECRET.fullmatch(command)
+    text = reveal(command) if whole else str(command)  # as written: what a secret brings is no syntax of a person's
+    first, *others = _words(text)
+    if _SHELLS.fullmatch(first) and others and re.fullmatch(r"[-/]\w*c", others[0], re.IGNORECASE):
+        return ""
+    inside = " ".join(re.sub(r"\\.", "", found[1] or "") for found in _QUOTED.finditer(text))
+    found = _SYNTAX.search(_QUOTED.sub("_", text)) or _REPLACED.search(inside)
+    return found[0] if found else ""
 
 
 def _words(command: str) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from gristmill.errors import BadJob, RunFailed, did_you_mean
+from gristmill.errors import BadJob, RunFailed, nearest
 from gristmill.job.annotations import options_of
 from gristmill.job.schedule import Schedule
 from gristmill.jobfile.document import MOST_BYTES, Document, read_document
@@ -86,7 +86,8 @@ def _scheduled(path: str) -> Document | str:
 
 def _near(name: str, folder: str) -> str:
     names = [e for e in os.listdir(folder or ".") if e.endswith(SUFFIXES)]
-    return did_you_mean(name, [*names, *(os.path.splitext(e)[0] for e in names)])
+    close = nearest(name, [*names, *(os.path.splitext(e)[0] for e in names)])
+    return f" (did you mean {close!r}?)" if close else ""
 
 
 def schedule_of(document: Document) -> Schedule | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gristmill.errors import BadModel, nearest
-from gristmill.fingerprint.modelfiles import Digests, below, digests_of, read_json
+from gristmill.fingerprint.modelfiles import WEIGHTS, Digests, below, digests_of, read_json
 from gristmill.job.prompts import Backend
 from gristmill.models.gguf import context_length
 from gristmill.process import machine
@@ -73,7 +73,8 @@ def backend_of(files: LlmFiles, asked: Backend) -> Backend:
 def find_llm(llm: str, elsewhere: bool) -> LlmFiles | None:
     """The model that a name means on this machine: a folder with a model for OpenVINO, with safetensors, or with one
     GGUF file; such a file; or the copy of a model of the Hugging Face hub. None for a name at an endpoint; if one is
-    named `elsewhere`, the hub's copies are not looked for. Raises BadModel for a path where nothing of the kind is.
+    named `elsewhere`, the hub's copies are not looked for. Raises BadModel for a path where nothing of the kind is:
+    what is meant to be read here is sent to no endpoint.
     """
     path = Path(llm).expanduser()
     if path.is_file():
@@ -81,23 +82,40 @@ def find_llm(llm: str, elsewhere: bool) -> LlmFiles | None:
     if path.is_dir():
         if (found := _folder(path)) is not None:
             return found
-        if _is_path(llm):
+        if is_path(llm):
             held = sorted(p.name for p in path.iterdir())[:5]
             raise BadModel(
                 f"llm {llm}: this folder has no {GRAPH} (it holds {', '.join(held) or 'nothing'}): {_how(path)}"
             )
-    elif _is_path(llm):
+    elif "/" in llm and not elsewhere and (copy := _hub_copy(llm)) is not None:
+        return copy
+    elif is_path(llm):
         close = nearest(path.name, [p.name for p in path.parent.iterdir()]) if path.parent.is_dir() else None
         hint = f"; did you mean {path.parent / close}?" if close else ""
         raise BadModel(f"llm {llm}: there is no such file or folder: {WAY_OUT}{hint}")
-    elif "/" in llm and not elsewhere:
-        return _hub_copy(llm)
     return None
 
 
-def _is_path(llm: str) -> bool:
-    """Whether a name can only be a path: hub ids and names at endpoints begin otherwise."""
-    return llm.startswith(("/", "./", "../", "~")) or llm.endswith(".gguf") or os.path.isabs(llm)
+def is_path(llm: str) -> bool:
+    """Whether a name is a path. Names at endpoints may have slashes, too ("openai/gpt-4o"), and are names as long as
+    their first part is no folder here.
+    """
+    name = llm.replace(os.sep, "/")
+    first, slash, _ = name.partition("/")
+    return (
+        name in (".", "..")
+        or name.startswith(("/", "./", "../", "~"))
+        or name.lower().endswith(("/", *WEIGHTS))
+        or "://" in name
+        or os.path.isabs(llm)
+        or (bool(slash) and os.path.isdir(first))
+    )
+
+
+def is_here(llm: str) -> bool:
+    """Whether a name is a path, or one of a model or a file that is here. Raises BadModel as `find_llm`."""
+    path = Path(llm).expanduser()
+    return is_path(llm) or path.is_file() or (path.is_dir() and _folder(path) is not None)
 
 
 def _file(path: Path) -> LlmFiles:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from gristmill.arrow.typetext import parse_type
 from gristmill.errors import BadModel
 from gristmill.job.prompts import Prompt, is_class, text_of
 from gristmill.job.secret import reveal
@@ -67,7 +69,15 @@ def _returned(returns: Any) -> Any:
     if not isinstance(returns, str):
         return returns
     if not returns.startswith("@"):
-        if not is_class(found := import_target(returns)):
+        try:
+            found = import_target(returns)
+        except BadModel as e:
+            name, _, kind = map(str.strip, returns.partition(":"))
+            with contextlib.suppress(ValueError):
+                parse_type(kind)
+                raise BadModel(f"returns {e}, or give NAME=TYPE, as in {name}={kind}") from None
+            raise
+        if not is_class(found):
             raise BadModel(f"returns {returns} is no pydantic class: give one, or names and types, or a JSON Schema")
         return found
     try:

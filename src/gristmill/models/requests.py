@@ -19,6 +19,7 @@ from gristmill.models.asking import LETTERS, asks, estimated, reached
 from gristmill.models.bill import Answer, Bill
 from gristmill.models.columns import check_text
 from gristmill.models.contract import ModelInfo, Place
+from gristmill.models.llmfiles import is_here
 from gristmill.models.paid import Paid, endpoint_of, provided_of
 from gristmill.models.replies import MESSAGES, NOBODY, REPLIES, Refused, Unanswered
 from gristmill.models.usual import most_tokens
@@ -32,7 +33,14 @@ _OUTPUTS = pa.schema([(name, pa.string()) for name in ("id", "response", "error"
 
 
 def resolve(spec: Requests) -> Requests:
-    """The spec with its endpoint and its key, which the workers' machines may lack."""
+    """The spec with its endpoint and its key, which the workers' machines may lack. Raises BadModel for a path: the
+    requests would go to the default endpoint, while a model on this machine is meant.
+    """
+    if spec.base_url is None and is_here(spec.llm):
+        raise BadModel(
+            f"llm {spec.llm} is a path, and requests are sent to an endpoint: run the model on this machine with "
+            "`gristmill prompt` or `gristmill score`, or serve it and give base_url, the address that has it"
+        )
     return reached(spec)
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from gristmill import __version__
-from gristmill.job.recipients import Alert
+from gristmill.job.recipients import Alert, hidden_in
 from gristmill.job.secret import reveal
 from gristmill.observe import units
 from gristmill.observe.channels import run_command, send_mail
@@ -248,7 +248,8 @@ class _Desk:
             send_mail(alert, f"[gristmill] {message.headline}", "\n\n".join(message.lines), until)
         elif alert.command:
             said = {"GRISTMILL_ALERT": message.kind, "GRISTMILL_ALERT_TEXT": f"{message.headline}: {message.text}"}
-            run_command(shlex.split(reveal(alert.command)), plain + b"\n", {**os.environ, **said}, until)
+            words, hidden = shlex.split(reveal(alert.command)), hidden_in([alert])
+            run_command(words, plain + b"\n", {**os.environ, **said}, until, hidden)
         else:
             raise NotTold("nobody to tell")
 

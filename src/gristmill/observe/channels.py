@@ -9,14 +9,18 @@ import smtplib
 import socket
 import ssl
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from email.message import EmailMessage
+from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from gristmill.job.recipients import Alert
-from gristmill.job.secret import reveal
+from gristmill.job.secret import Secret, reveal, scrub
 from gristmill.observe.posting import EACH_S, NotTold
+
+LOOKED, SAID = 4096, 200  # bytes at the end of what a command complains of, and characters of its last line
 
 
 def send_mail(alert: Alert, subject: str, text: str, until: float) -> None:
@@ -55,14 +59,36 @@ def _log_in(client: smtplib.SMTP, scheme: str, user: str, password: str, tls: ss
         client.login(user, password)
 
 
-def run_command(words: Sequence[str], given: bytes, environ: Mapping[str, str], until: float) -> None:
-    """Run a command with this on its standard input; what it prints is dropped. It is ended, with all that it started,
-    if it takes too long. Raises NotTold.
+def run_command(
+    words: Sequence[str], given: bytes, environ: Mapping[str, str], until: float, hidden: Sequence[Secret] = ()
+) -> None:
+    """Run a command with this on its standard input; of what it prints, only the last line of its errors is told, if it
+    fails. It is ended, with all that it started, if it takes too long. Raises NotTold.
     """
+    with contextlib.ExitStack() as stack:
+        errors: IO[bytes] | None = None
+        with contextlib.suppress(OSError):  # a full disk keeps no alert back
+            errors = stack.enter_context(tempfile.TemporaryFile())  # no pipe: what the command leaves running holds it
+        code = _ended(words, given, environ, until, subprocess.DEVNULL if errors is None else errors)
+        if code:
+            said = "" if errors is None else scrub(_last_line(errors), hidden)[:SAID]
+            raise NotTold(f"it ended with {code}" + (f": {said}" if said else ""))
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - LOOKED))
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
+
+
+def _ended(
+    words: Sequence[str], given: bytes, environ: Mapping[str, str], until: float, errors: int | IO[bytes]
+) -> int:
+    """What a command ended with. Raises NotTold."""
     own = os.name != "nt"
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(environ),
+            words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=dict(environ),
             start_new_session=own,
         )  # fmt: skip
     except OSError as e:
@@ -77,5 +103,4 @@ def run_command(words: Sequence[str], given: bytes, environ: Mapping[str, str], 
                 process.kill()
         process.communicate()
         raise NotTold("it did not end in time") from None
-    if process.returncode:
-        raise NotTold(f"it ended with {process.returncode}")
+    return process.returncode

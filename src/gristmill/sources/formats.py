@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import difflib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gristmill.errors import BadJob, BadSource
+from gristmill.errors import BadJob, BadSource, GristmillError
 from gristmill.job.job import Source
 from gristmill.job.registry import Registry
 from gristmill.shards.sourcefiles import SourceFile
 from gristmill.sources.contract import Reading, SourceFormat, Where, Whole
-from gristmill.sources.stream import plain_name
+from gristmill.sources.paths import Storage
+from gristmill.sources.stream import opened, plain_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +23,7 @@ __all__ = ["SOURCES", "by_bytes", "damaged", "format_options", "reading", "sourc
 
 _COMPRESSED = (".gz", ".zst", ".bz2")
 _DATABASES = {".duckdb": "duckdb", ".ddb": "duckdb", **dict.fromkeys((".sqlite", ".sqlite3", ".db"), "sqlite")}
+ONE_DOCUMENT = "looks like one JSON document, not JSON Lines: write one object a line (jq -c '.[]' does it)"
 _ZIPPED = "a .zip file may hold several files: unzip it, or name one of them, as zip://NAME::file:///PATH"
 
 SOURCES: Registry[type[SourceFormat]] = Registry(
@@ -60,13 +64,14 @@ _OURS = {
 }
 
 
-def source_format(source: Source, files: Sequence[SourceFile]) -> SourceFormat:
+def source_format(source: Source, files: Sequence[SourceFile], fs: Storage | None = None) -> SourceFormat:
     """The format of a source: `source.format` if given, else that of the files' suffixes; with the columns of the
     files' folders, if there are any.
 
-    Raises BadSource if a suffix is unknown or files differ in format, naming them.
+    Raises BadSource if a suffix is unknown or files differ in format, naming them, and, if `fs` opens them, what they
+    hold.
     """
-    name = _format_of(files, source) if source.format is None else SOURCES.known(source.format)
+    name = _format_of(files, source, fs) if source.format is None else SOURCES.known(source.format)
     zipped = next((file.path for file in files if suffix_of(file.path) == ".zip"), None)
     if zipped is not None and SOURCES.get(name).compressed:
         raise BadSource(f"{zipped}: {_ZIPPED}")
@@ -77,12 +82,14 @@ def source_format(source: Source, files: Sequence[SourceFile]) -> SourceFormat:
     return Hive(_source(name))
 
 
-def _format_of(files: Sequence[SourceFile], source: Source) -> str:
+def _format_of(files: Sequence[SourceFile], source: Source, fs: Storage | None) -> str:
     found: dict[str, str] = {}
     for file in files:
         suffix = suffix_of(file.path)
         name = _by_suffix(suffix)
         if name is None:
+            if fs is not None and suffix.startswith(".json") and _is_list(file, fs):
+                raise BadSource(f"{file.path}: {ONE_DOCUMENT}")
             raise BadSource(f"{file.path}: {_unknown(suffix)}")
         found.setdefault(name, file.path)
     if not found:
@@ -90,10 +97,17 @@ def _format_of(files: Sequence[SourceFile], source: Source) -> str:
     if len(found) > 1:
         each = ", ".join(f"{name} ({path})" for name, path in found.items())
         raise BadSource(
-            f"the source holds files of several formats: {each}: select one, as in '*.parquet', or give format= "
-            "(--source-format)"
+            f"the source holds files of several formats: {each}: select one, as in "
+            f"'*{suffix_of(next(iter(found.values())))}', or give format= (--source-format)"
         )
     return next(iter(found))
+
+
+def _is_list(file: SourceFile, fs: Storage) -> bool:
+    """Whether a file begins as a list of JSON does, which is no record."""
+    with contextlib.suppress(OSError, GristmillError), opened(file, fs) as stream:
+        return stream.read(0, 64).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[")
+    return False
 
 
 def format_options(source: Source) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from gristmill.arrow.schemas import wider
 from gristmill.errors import BadSource
+from gristmill.sources.formats import ONE_DOCUMENT
 from gristmill.sources.lines import Lines
 from gristmill.sources.schema import INFERRED, MIXED
 
@@ -162,6 +163,4 @@ def _check_objects(path: str, sample: Sequence[Lines]) -> None:
         return
     first, several = sample[0].line(0), len(sample[0]) > 1
     if first in (b"[", b"{") if several else first.startswith(b"[{"):
-        raise BadSource(
-            f"{path}: looks like one JSON document, not JSON Lines: write one object a line (jq -c '.[]' does it)"
-        )
+        raise BadSource(f"{path}: {ONE_DOCUMENT}")

@@ -79,8 +79,13 @@ def newest(
         connection.execute("CREATE TEMP TABLE keys AS SELECT * FROM given")
         if at != ends[-1]:
             raise RunFailed(f"{shown}: its files have {at:,} rows, and {ends[-1]:,} were published: verify tells which")
-        _refuse_nulls(connection, heads, wanted, key, shown)
-        _refuse_repeated(connection, heads, rows, key, shown, "night" if nights else "age")
+        empty = f"n < {wanted} AND ({' OR '.join(f'{head} IS NULL' for head in heads)})"
+        wrong = [
+            *_nulls(connection, empty, key),
+            *_repeated(connection, heads, rows, key, "night" if nights else "age", empty),
+        ]
+        if wrong:
+            raise BadJob(f"{shown}: {'; and '.join(wrong)}")
         return {} if len(order) < 2 else _masks(connection, heads, files)
 
 
@@ -107,13 +112,12 @@ def _ascend(rows: ds.Dataset, key: str) -> int | None:
     return count
 
 
-def _refuse_nulls(connection: Any, heads: Sequence[str], wanted: int, key: Sequence[str], shown: str) -> None:
-    some = " OR ".join(f"{head} IS NULL" for head in heads)
-    (nulls,) = connection.execute(f"SELECT count(*) FROM keys WHERE n < {wanted} AND ({some})").fetchone()
+def _nulls(connection: Any, empty: str, key: Sequence[str]) -> Iterator[str]:
+    """What is wrong with rows that are `empty`, if there are any."""
+    (nulls,) = connection.execute(f"SELECT count(*) FROM keys WHERE {empty}").fetchone()
     if nulls:
-        raise BadJob(
-            f"{shown}: {nulls:,} rows have a null in their key ({', '.join(key)}), or NaN: filter them out first"
-        )
+        have, them = ("row has a null in its", "it") if nulls == 1 else ("rows have a null in their", "them")
+        yield f"{nulls:,} {have} key ({', '.join(key)}), or NaN: filter {them} out first"
 
 
 def _comparable(column: pa.Array) -> pa.Array:
@@ -125,11 +129,15 @@ def _comparable(column: pa.Array) -> pa.Array:
     return values if nan is None else pc.if_else(nan, pa.scalar(None, values.type), values)
 
 
-def _refuse_repeated(
-    connection: Any, heads: Sequence[str], rows: ds.Dataset, key: Sequence[str], shown: str, among: str
-) -> None:
+def _repeated(
+    connection: Any, heads: Sequence[str], rows: ds.Dataset, key: Sequence[str], among: str, empty: str
+) -> Iterator[str]:
+    """What is wrong with rows of one key, if there are any but those that are `empty`."""
     names = ", ".join(heads)
-    groups = f"SELECT {names}, count(*) AS times, min(n) AS first FROM keys GROUP BY {among}, {names} HAVING times > 1"
+    groups = (
+        f"SELECT {names}, count(*) AS times, min(n) AS first FROM keys WHERE NOT ({empty}) GROUP BY {among}, {names} "
+        "HAVING times > 1"
+    )
     found = connection.execute(f"SELECT times, first FROM ({groups}) ORDER BY times DESC, {names} LIMIT 3").fetchall()
     if found:
         (many,) = connection.execute(f"SELECT count(*) FROM ({groups})").fetchone()
@@ -139,9 +147,9 @@ def _refuse_repeated(
             for n, (times, _) in enumerate(found)
         )
         repeat = f"{many:,} key{'s'[: many != 1]} ({', '.join(key)}) {'repeats' if many == 1 else 'repeat'}"
-        raise BadJob(
-            f"{shown}: {repeat}: {told}{' …' if many > 3 else ''}: give columns that tell rows apart, or leave all but "
-            "one of them out of the source"
+        yield (
+            f"{repeat}: {told}{' …' if many > 3 else ''}: give columns that tell rows apart, or leave all but one of "
+            "them out of the source"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import itertools
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ FIRST_WINDOW = 512  # rows of a worker's first shard: the model starts on these 
 KEPT_ROWS = (
     8  # rows with kept answers that count as one: a window is a model's, and has few others where little changed
 )
+_STREAM = re.compile(r"<_io\.\w+ object at 0x[0-9a-fA-F]+>")
+_ADDRESS = re.compile(r"(<[^<>]{1,200} object) at 0x[0-9a-fA-F]+>")
 SMALL_BLOCK = 1024  # rows: blocks of many small files are joined up to this many before steps see them
 
 
@@ -424,9 +427,20 @@ class Prepare:
         most = self._recipe.sink.dead_payload
         payload = _payload(to_rows(rows.slice(dead.row, 1))[0], most) if most else None
         text, of, digest = (None, None, None) if copy is None else (copy.text, copy.of, f"{copy.digest:08x}")
-        return Letter(
-            source, position, text, of, digest, dead.stage, dead.step, dead.error, dead.message, dead.traceback, payload
-        )
+        message, trace = self._placed(dead.message, source), self._placed(dead.traceback, source)
+        return Letter(source, position, text, of, digest, dead.stage, dead.step, dead.error, message, trace, payload)
+
+    def _placed(self, text: str, source: str) -> str:
+        """A text with the file in place of a stream of its bytes, if each file is a row, and without where in memory an
+        object was: both tell nobody anything, and make two of all errors that are one.
+        """
+        if " object at 0x" not in text:
+            return text
+        from gristmill.sources.formats import SOURCES
+
+        if getattr(SOURCES.get(self._recipe.reader.format.name), "whole", False):
+            text = _STREAM.sub(lambda _: repr(source), text)
+        return _ADDRESS.sub(r"\1>", text)
 
     def _unreadable(self, piece: Piece, bad: BadRow) -> Letter:
         most = self._recipe.sink.dead_payload
