@@ -1,8 +1,9 @@
 """Endpoints that fail, refuse or answer oddly: what that costs, and when the run ends."""
 
-from __future__ import re
+from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
