@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -272,3 +273,7 @@ def test_the_report_tells_who_was_asked(chat: ChatServer, tmp_path: Path) -> Non
     assert report.details["runs_on"]["at_once"] == chat.told()["most"] == 8
     on = next(line for line in str(report).splitlines() if line.startswith("on "))
     assert on.endswith(f"{chat.url.partition('://')[2]}, up to 8 requests at a time") and "sesame" not in str(report)
+    chat.set(busy=0.2)
+    told = str(asked(100, tmp_path / "later", base_url=url, concurrency=8))
+    found = re.search(r"up to 8 requests at a time, (\d+) put off \(429, 503\)", told)
+    assert found and 0 < int(found[1]) <= chat.told()["statuses"]["429"]

@@ -434,6 +434,44 @@ def test_a_pause_that_is_too_long_stops_the_job(chat: ChatServer, tmp_path: Path
     assert gm.status(tmp_path / "out")["rows_dead"] == 0
 
 
+def test_a_short_pause_is_that_of_one_request_until_many_are_to_wait(chat: ChatServer) -> None:
+    """A few may be refused by chance: others go on. Once most of them are, it is the endpoint that has too much."""
+    chat.set(retry_after=4)
+
+    async def seen() -> None:
+        client = endpoint_of(gm.Prompt("x", "m", base_url=chat.url, api_key=KEY, concurrency=16), 1.0, 16, 60.0)
+
+        def asked(text: str) -> asyncio.Task[Any]:
+            body = {"model": "m", "messages": [{"role": "user", "content": text}]}
+            return asyncio.ensure_future(client.ask(body, 4.0, payer=Sender()))
+
+        async def refused(rows: int, so_far: int) -> list[asyncio.Task[Any]]:
+            chat.set(busy=1.0)
+            held = [asked(f"held {so_far + n}") for n in range(rows)]
+            while chat.told()["statuses"].get("429", 0) < so_far + rows:
+                await asyncio.sleep(0.01)
+            chat.set(busy=0.0)
+            await asyncio.sleep(0.05)
+            return held
+
+        try:
+            await asked("first")
+            held = await refused(1, 0)
+            await asyncio.gather(*(asked(f"row {n}") for n in range(40)))
+            assert not held[0].done() and client.put_off == 1
+            held += await refused(12, 1)
+            held.append(asked("last"))
+            await asyncio.sleep(0.2)
+            assert not any(task.done() for task in held) and client.put_off == 13
+        finally:
+            for task in held:
+                task.cancel()
+            await asyncio.wait(held)
+            await client.close()
+
+    asyncio.run(seen())
+
+
 class Shown(Silent):
     """An observer that keeps what it is told."""
 

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from gristmill.models.addresses import LONG, Addresses
 from gristmill.models.room import FIRST, Room
 
 
@@ -56,3 +57,58 @@ def test_what_is_not_used_does_not_rise() -> None:
     for n in range(2000):
         room.answered(n / 10, 3)
     assert room.limit == FIRST
+
+
+def busy(
+    room: Room, chance: float, after: float | None, refuses: int | None = None, most: float = 60.0
+) -> tuple[float, int, bool]:
+    """An address that puts requests off by chance, or beside `refuses` others, each answered in 0.05 s or refused in a
+    fifth of that: answers a second over `most` seconds, how many were refused, and whether all were ever to wait.
+    """
+    addresses, drawn, flying = Addresses(["http://host/v1"], 30.0), random.Random(1), []
+    (address,) = addresses
+    now, answered, refused, rested = 0.0, 0, 0, False
+    while now < most:
+        while len(flying) < room.limit and addresses.free(now):
+            own, full = addresses.sends(address), refuses is not None and len(flying) >= refuses
+            off = full or drawn.random() < chance
+            took = (0.01 if off else 0.05) * drawn.uniform(0.7, 1.3)
+            heapq.heappush(flying, (now + took, now, len(flying) + answered + refused, off, own))
+            address.flying += 1
+        if not flying:
+            now += 0.01
+            continue
+        now, begun, _, off, own = heapq.heappop(flying)
+        address.flying -= 1
+        addresses.over(address, own)
+        if not off:
+            answered += 1
+            addresses.answered(address, begun)
+            room.answered(now, len(flying) + 1)
+            continue
+        refused += 1
+        if addresses.failed(address, now, begun, after, full=True):
+            room.refused(now, begun)
+        rested |= addresses.rest(now) > 0
+    return answered / now, refused, rested
+
+
+@pytest.mark.parametrize("chance", [0.03, 0.1])
+def test_what_is_refused_by_chance_lowers_nothing(chance: float) -> None:
+    """A few, whatever is in flight, with a short pause: each waits alone, and more are in flight where that helps."""
+    room = Room(256, auto=True)
+    answers, _, rested = busy(room, chance, 0.2, most=12.0)
+    assert room.limit > 2 * FIRST and answers > 10 * FIRST and not rested
+
+
+def test_a_long_pause_is_everybodys() -> None:
+    """Also after a single request."""
+    assert busy(Room(256, auto=True), 0.001, LONG + 1)[2]
+
+
+@pytest.mark.parametrize("after", [None, 0.2])
+def test_a_limit_of_requests_at_once_is_kept_to(after: float | None) -> None:
+    """Nearly all that it allows is used, few are refused, and it is found again after each attempt to do better."""
+    room = Room(256, auto=True)
+    answers, refused, _ = busy(room, 0.0, after, refuses=8)
+    assert answers > 0.8 * 8 / 0.05 and refused < 0.03 * 60 * answers and room.limit <= 10

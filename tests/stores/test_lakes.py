@@ -269,6 +269,18 @@ def test_small_parts_share_a_data_file(shop: shops.Shop, out: str, tmp_path: Pat
     assert len(files_of(shop, tmp_path)) == 3
 
 
+def test_rows_are_in_the_order_of_the_result(shop: shops.Shop, out: str, tmp_path: Path) -> None:
+    """As they are read by the lake's own reader, however its files were staged and are called."""
+    made, result = gm.to(shop.address("scores"), key="id"), published(out)
+    loading = deliveries.Loading(made, deliveries.Result.of(result), deliveries.opened(made))
+    for number in reversed(range(len(result.live()))):
+        loading.stage(result.live()[number : number + 1])
+    gm.deliver(out, made)
+    assert list(shop.seen("scores") or ()) == list(range(ROWS))
+    gm.deliver(again(tmp_path, 2), made)  # in place of rows that are there
+    assert list(shop.seen("scores") or ()) == list(range(ROWS))
+
+
 @pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.long)])
 @pytest.mark.few(1)
 def test_appending_is_killed_at_any_step(shop: shops.Shop, tmp_path: Path, apart: Apart, kills: int) -> None:

@@ -93,7 +93,8 @@ def _runs_on(at: Chosen, sums: Tallied) -> dict[str, str | int]:
     info = at.resolved.info
     if not info.asks:
         return shipping.runs_on(at.resolved).told()
-    return {"endpoint": info.asks, "at_once": 0 if info.bulk else sums.flying}
+    off = {"put_off": sums.put_off} if sums.put_off and not info.bulk else {}
+    return {"endpoint": info.asks, "at_once": 0 if info.bulk else sums.flying, **off}
 
 
 def held_back(scored: Scored) -> Report:

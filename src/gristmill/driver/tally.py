@@ -29,7 +29,8 @@ MOST_SLOW = 10  # of the slowest shards
 class Tallied:
     """The sums of a run's events: `counts` and `errors` are of all shards with a receipt, including those `resumed`
     from earlier runs, as is what they `used` of endpoints; `figures` and `rows_run` are of what it scored itself.
-    `flying` is how many requests to an endpoint were in flight at most, summed over the workers. `per_worker` has what
+    `flying` is how many requests to an endpoint were in flight at most, summed over the workers, and `put_off` how many
+    were refused for the moment, as there were too many. `per_worker` has what
     each worker did, in the order in which they started, without those that committed nothing; `slowest` are the shards
     whose rows took longest in the model, the slowest first. `threads` is what the threads of workers that have ended
     did with their time, in seconds.
@@ -46,6 +47,7 @@ class Tallied:
     per_worker: tuple[WorkerPace, ...]
     slowest: tuple[Slow, ...] = ()
     threads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    put_off: int = 0
 
 
 class Tally:
@@ -63,7 +65,8 @@ class Tally:
         self._used: dict[str, float] = {}
         self._before: Ledger | None = None  # what earlier runs have committed
         self._rows_run = 0
-        self._flying: dict[str, int] = {}  # requests of each worker at most
+        self._flying: dict[str, int] = {}  # requests of each worker at most,
+        self._put_off: dict[str, int] = {}  # and those that were refused for the moment
         self._resumed = 0
         self._paces: dict[str, WorkerPace] = {}
         self._started: dict[str, float] = {}
@@ -136,7 +139,7 @@ class Tally:
             self.counts, dict(self.errors), dict(self._figures), dict(self._used), self._rows_run,
             sum(self._flying.values()), self._shards_done, self._resumed, paces,
             tuple(one for *_, one in sorted(self._slowest, key=lambda slow: slow[:2], reverse=True)),
-            dict(self._threads),
+            dict(self._threads), sum(self._put_off.values()),
         )  # fmt: skip
 
     @property
@@ -165,7 +168,8 @@ class Tally:
 
     def _commit(self, event: Outcome) -> None:
         value, counts = event.value, Counts(*event.value["counts"])
-        self._flying[event.worker] = max(self._flying.get(event.worker, 0), value["flying"])
+        for known, name in ((self._flying, "flying"), (self._put_off, "put_off")):
+            known[event.worker] = max(known.get(event.worker, 0), value[name])
         new = self._count(value["shard"], counts, value["figures"], value["errors"])
         if new and (pace := self._paces.get(event.worker)):
             self._paces[event.worker] = replace(pace, rows=pace.rows + counts.rows_in)

@@ -11,6 +11,9 @@ from gristmill.values import dataclass
 
 BASE = 0.5  # seconds for which an address is left out at first; twice as long each time
 FAILED = 2  # failures, one after the other, that are no longer those of single requests
+LAST = 10  # requests to an address that tell what it has room for, or as many as are on their way,
+MANY = 0.3  # and the share of them that is put off where it has too much to do: fewer are chance
+LONG = 5.0  # seconds: whoever asks for a longer pause means all requests
 
 
 def below(url: str, path: str) -> str:
@@ -31,12 +34,19 @@ class Address:
     rests_until: float = float("-inf")
     rested: float = float("-inf")
     trial: object | None = None  # of the request that is on its way to see whether it is well again
+    put_off: float = 0.0  # the share of the last requests that are to come later (429, 503, a Retry-After)
+
+    @property
+    def last(self) -> int:
+        """Over how many requests that share is."""
+        return max(LAST, self.flying)
 
 
 class Addresses:
     """Those of an endpoint. One that fails is left out for up to `most` seconds at a time; so is one that refuses what
-    others answer. A single one rests only if it says so itself: its requests are sent again one by one. One that would
-    refuse everything (its key, its model) is left out for good, but for the last one.
+    others answer. A single one rests only if it says so itself: its requests are sent again one by one. A short pause
+    that it asks for is that of the one request, unless it puts off many. One that would refuse everything (its key, its
+    model) is left out for good, but for the last one.
     """
 
     def __init__(self, urls: Sequence[str], most: float) -> None:
@@ -62,6 +72,8 @@ class Addresses:
         it showed is told, before anything is waited for: meanwhile no other one is sent where one is enough.
         """
         own = object()
+        # By what is sent, not by what is answered: a request is put off at once, and answered later.
+        address.put_off *= 1 - 1 / address.last
         if self._left_out(address):
             address.trial = own
         return own
@@ -84,18 +96,24 @@ class Addresses:
         self._all = [a for a in self._all if a is not address] or self._all
         return self._all != [address]
 
-    def failed(self, address: Address, now: float, sent: float, after: float | None) -> None:
-        """It did not answer a request that was `sent` at that time, and asks to be left alone for `after` seconds."""
-        if after is not None:
+    def failed(self, address: Address, now: float, sent: float, after: float | None, full: bool = False) -> bool:
+        """It did not answer a request that was `sent` at that time, asks to be left alone for `after` seconds, or is
+        `full`. Returns whether it has too much to do, or asks for a pause of all requests.
+        """
+        if full or after is not None:
+            address.put_off += 1 / address.last
+        many = address.put_off > MANY or (after or 0.0) > LONG
+        if many and after is not None:
             address.rests_until = max(address.rests_until, now + after + random.uniform(0, 0.1))
         if sent < address.rested:  # which says nothing new
-            return
+            return many
         address.trial = None
         address.failures += 1
         if self._left_out(address):
             address.rested = now
             pause = random.uniform(0.5, 1.0) * min(self._most, BASE * 2.0 ** min(address.failures - 1, 10))
             address.rests_until = max(address.rests_until, now + pause)
+        return many
 
     def refused(self, address: Address, now: float, sent: float) -> None:
         """It refused a request, which may be answered elsewhere: one that is left out shows no more than that by it."""

@@ -97,6 +97,12 @@ class LoadedAsker(LoadedRows):
         return paid.most_flying
 
     @property
+    def put_off(self) -> int:
+        """See RowModel."""
+        paid: Paid = self._call.built.paid
+        return paid.put_off
+
+    @property
     def news(self) -> list[str]:
         """See RowModel."""
         paid: Paid = self._call.built.paid

@@ -338,6 +338,11 @@ class RowModel(Model, Protocol):
         ...
 
     @property
+    def put_off(self) -> int:
+        """How many requests were refused for the moment, as there were too many (429, 503)."""
+        ...
+
+    @property
     def news(self) -> list[str]:
         """What people are to be warned of, each once: whoever tells it takes it out."""
         ...

@@ -225,6 +225,11 @@ class Together:
         return self._endpoint.most_flying
 
     @property
+    def put_off(self) -> int:
+        """See Asked."""
+        return self._endpoint.put_off
+
+    @property
     def news(self) -> list[str]:
         """See Asked."""
         return self._endpoint.news

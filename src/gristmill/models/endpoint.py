@@ -154,6 +154,7 @@ class Endpoint:
         self.ending = Ending()
         self._turns = Turns(requests, tokens, share, self.ending)
         self.news: list[str] = []  # see paid.Asked
+        self.put_off = 0  # see paid.Asked
 
     async def ask(
         self, body: Mapping[str, Any], tokens: float, path: str = CHAT, payer: Payer | None = None
@@ -324,8 +325,9 @@ class Endpoint:
 
     def _failed(self, address: Address, sent: float, later: Later) -> None:
         now = time.monotonic()
-        self._addresses.failed(address, now, sent, later.after)
-        if later.full and not self._addresses.others_well(address, now):
+        self.put_off += later.full
+        many = self._addresses.failed(address, now, sent, later.after, later.full)
+        if many and later.full and not self._addresses.others_well(address, now):
             self._room.refused(now, sent)
         if rest := self._addresses.rest(now):
             self._turns.rest(now + rest)
@@ -375,7 +377,8 @@ class Endpoint:
             return 0.0  # another one may answer at once
         if rest and later.after is not None:
             return rest
-        return max(rest, random.uniform(0, min(self._most, BASE * 2.0 ** min(tries - 1, 10))))
+        alone = 0.0 if later.after is None else later.after + random.uniform(0, 0.1)  # the others go on
+        return max(rest, alone, random.uniform(0, min(self._most, BASE * 2.0 ** min(tries - 1, 10))))
 
     def _left_alone(self, rest: float, why: str) -> NoReturn:
         """Stop, as the address that may be asked first asks to be left alone for so long."""

@@ -123,6 +123,11 @@ class Generator:
         return 0
 
     @property
+    def put_off(self) -> int:
+        """See Asked."""
+        return 0
+
+    @property
     def news(self) -> list[str]:
         """See Asked."""
         return []

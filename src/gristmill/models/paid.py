@@ -51,6 +51,11 @@ class Asked(Protocol):
         ...
 
     @property
+    def put_off(self) -> int:
+        """See RowModel."""
+        ...
+
+    @property
     def news(self) -> list[str]:
         """See RowModel."""
         ...
@@ -150,6 +155,11 @@ class Paid:
     def most_flying(self) -> int:
         """See RowModel."""
         return self._asked.most_flying
+
+    @property
+    def put_off(self) -> int:
+        """See RowModel."""
+        return self._asked.put_off
 
     @property
     def news(self) -> list[str]:

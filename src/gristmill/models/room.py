@@ -9,6 +9,7 @@ RISE, GAIN = 2.0, 1.15  # twice as many are kept if they make so much more of an
 BACK = 0.7  # what stays when an endpoint says that it is too much
 CAREFUL = 1.1  # the rise after that
 HOLD = 20  # intervals between attempts to do better, once no more was found to help
+LESS = 0.9  # of a limit at which there was too much is taken to be what works
 
 
 class Room:
@@ -24,6 +25,8 @@ class Room:
         self._rise = RISE
         self._before: tuple[int, float] | None = None  # the last lower limit and its answers a second
         self._holding = 0
+        self._works = 0  # the limit that is known to work, to which it returns soon
+        self._worked = True  # whether an interval has passed since it was lowered
         self._cut = float("-inf")  # when the limit was last lowered: refusals of requests from before say nothing new
         self._since: float | None = None
         self._count = self._full = 0
@@ -48,6 +51,9 @@ class Room:
         """A request that was sent at `begun` was refused because there are too many."""
         if not self._auto or begun < self._cut:
             return
+        if self._worked:  # else what works is lower than this, as it may be for a moment
+            self._works = min(self._works, int(self.limit * LESS))
+        self._worked = False
         self.limit = max(1, int(self.limit * BACK))
         self._cut, self._rise, self._before, self._holding = now, CAREFUL, None, HOLD // 4
         self._start(None)
@@ -57,6 +63,11 @@ class Room:
         self._count = self._full = 0
 
     def _decide(self, rate: float) -> None:
+        self._worked = True
+        if self.limit < self._works:
+            self.limit = min(self._works, max(self.limit + 1, int(self.limit * RISE)))
+            return
+        self._works = self.limit
         if self._holding:
             self._holding -= 1
             return
@@ -64,7 +75,8 @@ class Room:
             lower, then = self._before
             gained = rate / then >= 1 + (GAIN - 1) * (self.limit / lower - 1)
             if not gained:
-                self.limit, self._before, self._holding, self._rise = lower, None, HOLD, CAREFUL
+                self.limit = self._works = lower
+                self._before, self._holding, self._rise = None, HOLD, CAREFUL
                 return
         if self.limit < self._most:
             self._before = (self.limit, rate)

@@ -109,6 +109,11 @@ class LoadedRows(LoadedFunction):
         return 0
 
     @property
+    def put_off(self) -> int:
+        """See RowModel."""
+        return 0
+
+    @property
     def news(self) -> list[str]:
         """See RowModel."""
         return []

@@ -83,6 +83,11 @@ class VllmGenerator:
         return 0
 
     @property
+    def put_off(self) -> int:
+        """See Asked."""
+        return 0
+
+    @property
     def news(self) -> list[str]:
         """See Asked."""
         return []

@@ -377,9 +377,13 @@ def _on_time(told: Mapping[str, Any]) -> str:
 
 
 def _runs_on(told: Mapping[str, Any]) -> str:
-    """`ONNX Runtime, float32, cpu, 1 thread a worker`; or `https://host/v1, up to 64 requests at a time`."""
+    """`ONNX Runtime, float32, cpu, 1 thread a worker`; or `https://host/v1, up to 64 requests at a time, 38 put off
+    (429, 503)`.
+    """
     if asked := told.get("endpoint"):
-        return f"{asked}, up to {units.plural(told['at_once'], 'request')} at a time" if told["at_once"] else asked
+        off = f", {told['put_off']:,} put off (429, 503)" if told.get("put_off") else ""
+        most = f", up to {units.plural(told['at_once'], 'request')} at a time" if told["at_once"] else ""
+        return f"{asked}{most}{off}"
     backend = {"onnx": "ONNX Runtime", "openvino": "OpenVINO"}.get(told.get("backend", ""), told.get("backend"))
     parts = [p for p in (backend, told.get("dtype"), told.get("device")) if p]
     return ", ".join([*parts, f"{units.plural(told['threads'], 'thread')} a worker"])

@@ -237,7 +237,8 @@ class Lake:
     def _files(self, staging: str) -> list[Datafile]:
         folder, first = os.path.split(staging)
         names = sorted(n for n in LOCAL.names(folder) if n.startswith(first) and n.endswith(self._form.suffix))
-        return [file for name in names if (file := self._about(os.path.join(folder, name))) is not None]
+        found = [file for name in names if (file := self._about(os.path.join(folder, name))) is not None]
+        return sorted(found, key=lambda file: min(file.parts, default=""))  # as the result's rows are, where tables are
 
     def _sweep(self, staging: str, those: Callable[[str], bool] = lambda path: True) -> None:
         """Remove files that were begun by an attempt that was interrupted."""

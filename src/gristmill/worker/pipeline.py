@@ -532,8 +532,9 @@ class ShardWorker:
                 self._stands(task)  # includes what the function imported or read for these rows
                 self._folder = task.folder
                 del commits[item.key]
-                flying = 0 if self._rows is None else self._rows.most_flying
-                emit(Outcome(self._name, item.key, {**receipts.plain(commit.finish()), "flying": flying}))
+                flying, off = (0, 0) if self._rows is None else (self._rows.most_flying, self._rows.put_off)
+                found = {**receipts.plain(commit.finish()), "flying": flying, "put_off": off}
+                emit(Outcome(self._name, item.key, found))
                 self._forget(item.key)
         except BaseException as e:  # crosses to the outcome, where the driver decides
             return e
