@@ -19,7 +19,7 @@ from gristmill.driver.apart import Apart, _part
 from gristmill.files.disk import LOCAL
 from gristmill.result.published import Published
 from gristmill.sinks.formats import sink_format
-from gristmill.sources import paths
+from gristmill.sources import patterns
 from gristmill.sources.listing import LocalListing
 from gristmill.sources.paths import Mount
 
@@ -189,7 +189,7 @@ def test_no_name_of_a_sink_is_missed(drawn: st.DataObject) -> None:
         parts.append(drawn.draw(st.sampled_from([name, cut, cut, "*", "**"])))
     uri = "/".join(["s3://box", *parts[: drawn.draw(st.integers(1, 3))]])
     below = [(*unwritten.text("k="), *unwritten.ANYTHING), _part("part-", 7, ".jsonl")]
-    event(f"read: {(read := paths.reads(uri, path))}")
+    event(f"read: {(read := patterns.reads(uri, path))}")
     assert unwritten.read(uri, "s3://box/out", below) or not (read or uri == path)
 
 

@@ -27,7 +27,7 @@ from gristmill.driver import jobsource, publishing
 from gristmill.errors import BadSource
 from gristmill.job.job import source
 from gristmill.sources import listing
-from gristmill.sources.paths import reads
+from gristmill.sources.patterns import reads
 from s3server import KEY, SECRET, S3Server
 
 FOLDERS = ("a", "b", "c", "day=1", "day=2", "k=1", "lang=en", "_hid", ".dot", "x.tmp", "day=.tmp")

@@ -508,14 +508,14 @@ def test_a_file_system_of_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     import pyarrow.fs as pafs
 
     from gristmill.sources.listing import ArrowListing
-    from gristmill.sources.paths import _files
+    from gristmill.sources.patterns import files_of
 
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "1.parquet").write_bytes(b"one")
     (tmp_path / "x" / "_s").write_bytes(b"")
     listing = ArrowListing(pafs.LocalFileSystem())
     for path in (f"{tmp_path}/x", f"{tmp_path}/**/*.parquet", f"{tmp_path}/*/1.parquet"):
-        _, ((name, entry),) = _files(listing, path, path)
+        _, ((name, entry),) = files_of(listing, path, path)
         assert name == f"{tmp_path}/x/1.parquet"
         assert (entry.size, entry.stamp) == (3, str((tmp_path / "x" / "1.parquet").stat().st_mtime_ns))
     assert listing.open(f"{tmp_path}/x/1.parquet").read() == b"one"

@@ -307,7 +307,7 @@ def _ends(command: str, given: Mapping[str, Any]) -> dict[str, Any]:
     ends = {"source": Source(uri=sources), "sink": Sink(sink)}
     first, last = sources[0], sources[-1]
     if os.path.exists(first) and not os.path.exists(last) and not set(last) & set("*?[{:") and first != last:
-        from gristmill.sources.paths import nearby
+        from gristmill.sources.patterns import nearby
 
         raise BadJob(f"{last}: no such file or folder; {nearby(last)}. {_taken(sink)}")
     return ends

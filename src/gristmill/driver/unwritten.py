@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import cache, lru_cache
 from itertools import product
 
-from gristmill.sources import paths
+from gristmill.sources import patterns
 
 Token = tuple[str, bool]
 """One character of these (of all, if it is empty), and whether it stands for any number of them, also for none."""
@@ -42,7 +42,7 @@ def read(uri: str, folder: str, below: Sequence[Name]) -> bool:
     names = [
         dict.fromkeys(e for p in ps if (e := example(p, name)) is not None) for ps, name in zip(of, below, strict=False)
     ]
-    return any(uri == path or paths.reads(uri, path) for path in map("/".join, product([folder], *names)))
+    return any(uri == path or patterns.reads(uri, path) for path in map("/".join, product([folder], *names)))
 
 
 @lru_cache(4096)

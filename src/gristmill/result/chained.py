@@ -200,7 +200,7 @@ def _check_whole(found: Chained, uris: Iterable[str]) -> None:
 
 def _asking(mount: Mount, uris: Iterable[str]) -> Callable[[str], bool]:
     """Whether a folder or a pattern of these would read a file at a path of this file system."""
-    from gristmill.sources.paths import reads
+    from gristmill.sources.patterns import reads
 
     named = set(_named(mount, uris))
     patterns = [uri for uri in named if _WILD.search(uri)]

@@ -4,11 +4,9 @@ that pyarrow or fsspec opens. Paths that leave this module contain no secrets.
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from datetime import timedelta
 from functools import partial
@@ -16,7 +14,6 @@ from importlib import import_module
 from typing import Any
 
 from gristmill.errors import BadSource, MissingExtra, RunFailed, SourceChanged, did_you_mean
-from gristmill.files.disk import META
 from gristmill.fingerprint.digests import written
 from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
@@ -34,14 +31,14 @@ from gristmill.sources.listing import (
     same_time,
 )
 from gristmill.sources.patience import Patient, StoreAway, connected
+from gristmill.sources.patterns import files_of, hive, length
 from gristmill.sources.tar import COMPRESSED, TarListing
+from gristmill.sources.twins import twins
 from gristmill.values import dataclass
 
-__all__ = ["Storage", "changed", "look", "mounted", "nearby", "open_input", "reads", "redact", "resolve"]
+__all__ = ["Storage", "changed", "look", "mounted", "open_input", "redact", "resolve"]
 
-_MAGIC = re.compile(r"[*?\[]")
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]+://")
-_IGNORED_ENDS = (".tmp", ".crc")
 _LOG = "_delta_log"
 _TABLES = (  # what tables of lakes have in them: a folder, in which there are files with such an ending; and an address
     (_LOG, "a Delta", "", "delta://{}"),
@@ -49,11 +46,6 @@ _TABLES = (  # what tables of lakes have in them: a folder, in which there are f
     ("metadata", "an Iceberg", ".metadata.json", "iceberg://CATALOG/NAMESPACE.TABLE"),
 )
 _TOLD = 3  # files with two names that a note lists
-# `_x` and `.x` are hidden, and the folder `x.tmp`; `_day=1` and `day=.tmp` are partitions.
-_SHOWN = rf"(?![._](?![^/]*=))(?![^/=]*(?:{'|'.join(map(re.escape, _IGNORED_ENDS))})/)"
-_DONE = "".join(f"(?<!{re.escape(end)})" for end in _IGNORED_ENDS)
-_WILD = "*?]"  # what ends a component of a pattern that stands for several names
-_BELOW = f"(?:/{_SHOWN}[^/]+)*"  # files below a folder that matches
 _LOGS = {"kafka": "gristmill.sources.kafkalog"}  # what is no file system, and lists ranges of records as files
 _TOP = "memory://"  # has no buckets: files may be at its top, and a third slash says nothing
 _AGAIN = 2  # seconds for which Google's client tries again by itself, not 15 minutes: `Patient` does
@@ -152,11 +144,11 @@ def resolve(
             marked = partial(_refuse_table, uri) if source.format is None else None
             listing = LocalListing(followed, marked) if known is _LOCAL else known.listing
             names.append(known.public(path))
-            root, listed = _files(listing, path, redact(uri))
+            root, listed = files_of(listing, path, redact(uri))
             if not listed:
                 hollow.append(known.public(path))
                 continue
-            start = _length(root)
+            start = length(root)
             folder = bool(mount.prefix) and root == path != listed[0][0]
             if folder and source.format is None and known.listing.look(f"{path}/{_LOG}") is not None:
                 raise BadSource(
@@ -173,7 +165,7 @@ def resolve(
     files: dict[str, SourceFile] = {}
     for mount, start, _, listed in listings:
         for inner, entry in listed:
-            public, folders = mount.public(inner), _hive(inner[start:])
+            public, folders = mount.public(inner), hive(inner[start:])
             if public not in files or len(folders) > len(files[public].folders):  # named from higher up, too
                 files[public] = SourceFile(public, entry.size, entry.stamp, entry.touched, folders)
             if entry.real:
@@ -181,7 +173,7 @@ def resolve(
     fs = Storage(tuple(m for m in mounts.values() if m.prefix), tuple(names), tuple(hollow))
     read = {file.path: file for file in alone(fs, list(files.values()), links)}
     again = list[str]()
-    for one, kept in _twins([(mount, named, listed) for mount, _, named, listed in listings], read, planned, whole):
+    for one, kept in twins([(mount, named, listed) for mount, _, named, listed in listings], read, planned, whole):
         if one != kept:
             del read[one]
         again.append(f"{kept} and {one}" if one != kept else f"{one}, which is listed twice")
@@ -236,25 +228,6 @@ def _listed(folder: str) -> list[str]:
         return os.listdir(folder)
     except OSError:  # no folder, or gone
         return []
-
-
-def reads(uri: str, path: str) -> bool:
-    """Whether a folder or a pattern would read a file that appears at `path`, which is taken literally."""
-    uri = QUERY.split(uri, maxsplit=1)[0].rstrip("/")
-    if not _MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
-        below = path.startswith(f"{uri}/") and ("://" in uri or os.path.isdir(uri))
-        return below and not _unread(path[len(uri) + 1 :])
-    base, parts = _fixed(uri)
-    if not path.startswith(f"{base}/"):
-        return False
-    last = parts[-1]
-    if path.endswith(_IGNORED_ENDS) and (last[-1] in _WILD or not re.fullmatch(_part(last), path.rpartition("/")[2])):
-        return False
-    deep = parts.index("**") if "**" in parts else len(parts)
-    wanted = "/".join(map(_part, parts[:deep])) + _BELOW
-    if deep < len(parts):
-        wanted = "".join(_part(part) + "/" for part in parts[:deep]) + _regex(parts[deep + 1 :] or ["*"]).pattern
-    return re.fullmatch(wanted, path[len(base.rstrip("/")) + 1 :]) is not None
 
 
 def open_input(fs: Storage, path: str) -> Any:
@@ -410,256 +383,3 @@ def _public_root(root: str) -> str:
     scheme, _, rest = redact(root).partition("://")
     scheme = {"gcs": "gs"}.get(scheme.lower(), scheme.lower())
     return f"{scheme}://{rest.rstrip('/')}/" if rest.strip("/") else f"{scheme}://{rest}"
-
-
-# ---------------------------------------------------------------- from a path to its files
-
-
-@dataclass(frozen=True)
-class _Name:
-    """A name of a file that has several: where it leads, whether a link leads there, whether it was named outright, its
-    folders `name=value`, and whether the file is one row, which its name belongs to.
-    """
-
-    path: str
-    real: str
-    link: bool
-    outright: bool
-    folders: frozenset[str]
-    whole: bool
-    links: int
-
-    def is_same(self, other: _Name) -> bool:
-        """Whether two names of one inode are of one file, with the same rows. The inode alone is not enough, as network
-        disks make up numbers. Hard links that are both named outright are two files. A name adds no rows to one that
-        has all of its folders. Two links to a file that is one row are rows of their own.
-        """
-        if self.real == other.real and not (self.whole and self.link and other.link):
-            return self.folders <= other.folders or other.folders <= self.folders
-        different = self.whole or self.folders != other.folders or (self.outright and other.outright)
-        return self.links > 1 and not different
-
-
-def _twins(
-    listings: Sequence[tuple[Mount, bool, list[tuple[str, Entry]]]],
-    read: Mapping[str, SourceFile],
-    planned: Collection[str],
-    whole: Callable[[str], bool],
-) -> Iterator[tuple[str, str]]:
-    """The names of files that add no rows to another name, after which they are told: `listings` are what each URI has,
-    and whether it is one file, named outright; of these only what is `read` counts. Of two names one that is
-    `planned` counts; else the one in more folders `name=value`; else that of the first listing, and there the one that
-    is no link, or the first. A name that is listed twice comes with itself.
-    """
-    several = {
-        inode
-        for inode, count in Counter(
-            (mount.prefix, mount.suffix, entry.inode)
-            for mount, _, listed in listings
-            for path, entry in listed
-            if entry.inode and mount.public(path) in read
-        ).items()
-        if count > 1
-    }
-    groups: dict[tuple[str, str, str], dict[str, tuple[Any, _Name]]] = {}
-    twice = list[str]()
-    for order, (mount, named, listed) in enumerate(listings):
-        of = (mount.prefix, mount.suffix)
-        found = [(path, e) for path, e in listed if (*of, e.inode) in several and mount.public(path) in read]
-        above = os.path.commonpath([path for path, _ in listed]) if found and not mount.prefix else ""
-        base = os.path.realpath(above)
-        for inner, entry in found:
-            group = groups.setdefault((*of, entry.inode), {})
-            path = mount.public(inner)
-            if path in group:
-                twice.append(path)
-                continue
-            folders = frozenset(filter(None, read[path].folders.split("/")))
-            if mount.prefix:
-                real, link = mount.public(entry.real) if entry.real else path, entry.real != ""
-            else:
-                real = os.path.realpath(path)
-                link = real != os.path.join(base, os.path.relpath(path, above))
-            rank = (path not in planned, -len(folders), order, link, path)
-            group[path] = (rank, _Name(path, real, link, named, folders, whole(path), entry.links))
-    for group in groups.values():
-        kept = list[tuple[_Name, str]]()  # what adds nothing to a name adds nothing to what that is kept by
-        for _, name in sorted(group.values(), key=lambda ranked: ranked[0]):
-            by = next((by for other, by in kept if name.is_same(other)), name.path)
-            kept.append((name, by))
-            if by != name.path:
-                yield name.path, by
-    yield from ((path, path) for path in twice)
-
-
-def _files(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[str, Entry]]]:
-    """The files that a path, a folder or a glob stands for, sorted, and the part of the path that has no wildcards; no
-    files of a folder that is a sink. `shown` is what the person wrote.
-    """
-    entry = listing.look(path)
-    if entry is not None and not entry.folder:
-        return path, [(path, entry)]
-    if entry is not None:
-        found = sorted(_below(listing, path), key=lambda f: f[0])
-        if not found and listing.look(f"{path}/{META}") is None:
-            raise BadSource(
-                f"{shown}: the folder holds no files (names that start with _ or . are not read), and files say which "
-                "columns there are: run again once there is one; allow_empty is for files without rows"
-            )
-        return path, found
-    if _MAGIC.search(path):
-        base, parts = _fixed(path)
-        matched = dict(_expand(listing, base, parts))
-        if not matched:
-            raise BadSource(f"{shown}: the pattern matches no file; {_nearby(listing, path)}")
-        return base, sorted(matched.items())
-    raise BadSource(f"{shown}: no such file or folder; {_nearby(listing, path)}")
-
-
-def _hidden(name: str) -> bool:
-    """Whether a folder is not read; nor is a file of that name. A value of a partition may be anything."""
-    return "=" not in name and _ignored(name)
-
-
-def _ignored(name: str) -> bool:
-    """Whether a file is not read."""
-    return (name.startswith(("_", ".")) and "=" not in name) or name.endswith(_IGNORED_ENDS)
-
-
-def _unread(below: str) -> bool:
-    """Whether a file with this path below a source is not read."""
-    *folders, name = _names(below)
-    return _ignored(name) or any(map(_hidden, folders))
-
-
-def _below(listing: Listing, folder: str) -> Iterator[tuple[str, Entry]]:
-    """All files below a folder that are not ignored, with their paths."""
-    start = _length(folder)
-    for path, entry in listing.tree(folder, _hidden):
-        if not _unread(path[start:]):
-            yield path, entry
-
-
-def _names(path: str) -> list[str]:
-    return path.replace(os.sep, "/").split("/")
-
-
-def _hive(below: str) -> str:
-    """The `name=value` folders of a path below what the source names."""
-    return "/".join(name for name in _names(below)[:-1] if name.find("=") > 0) if "=" in below else ""
-
-
-def _fixed(pattern: str) -> tuple[str, list[str]]:
-    """The folder before the first wildcard, and the components from there on."""
-    parts = _names(pattern)
-    fixed = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
-    return "/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else ""), parts[fixed:]
-
-
-def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str, Entry]]:
-    """Files that match, and all files below folders that match. `**` stands for any number of folders."""
-    part, rest = parts[0], parts[1:]
-    if part == "**":
-        wanted = _regex(rest or ["*"])
-        start = _length(base)
-        hidden = any(part.startswith(("_", ".")) or part.endswith(_IGNORED_ENDS) for part in rest)
-        for path, entry in listing.tree(base, _never if hidden else _hidden):
-            if wanted.fullmatch(path[start:].replace(os.sep, "/")) and (hidden or not path.endswith(_IGNORED_ENDS)):
-                yield path, entry
-        return
-    if not _MAGIC.search(part):
-        path = _join(base, part)
-        there = listing.look(path)
-        if there is not None:
-            yield from _matched(listing, path, there, rest)
-        return
-    wanted = re.compile(_part(part))
-    for entry in listing.entries(base, lambda name: wanted.fullmatch(name) is not None):
-        if not entry.folder and part[-1] in _WILD and entry.name.endswith(_IGNORED_ENDS):
-            continue
-        yield from _matched(listing, _join(base, entry.name), entry, rest)
-
-
-def _matched(listing: Listing, path: str, entry: Entry, rest: list[str]) -> Iterator[tuple[str, Entry]]:
-    if rest:
-        if entry.folder:
-            yield from _expand(listing, path, rest)
-    elif entry.folder:
-        yield from _below(listing, path)
-    else:
-        yield path, entry
-
-
-def _never(_: str) -> bool:
-    return False
-
-
-def _length(folder: str) -> int:
-    """Where the part below `folder` begins in a path below it."""
-    return len(folder.rstrip("/")) + 1 if folder else 0
-
-
-def _join(base: str, name: str) -> str:
-    return f"{base}{'' if base.endswith('/') or not base else '/'}{name}"
-
-
-def _regex(parts: list[str]) -> re.Pattern[str]:
-    """What follows a `**`, as one expression over the path below it; files below a folder that matches count too."""
-    folders = f"(?:{_SHOWN}[^/]+/)*"
-    out = folders
-    for part in parts[:-1]:
-        out += folders if part == "**" else _part(part) + "/"
-    last = _part("*" if parts[-1] == "**" else parts[-1])
-    return re.compile(out + last + _BELOW)
-
-
-def _part(part: str) -> str:
-    """One component of a glob as an expression. A wildcard at the start does not match hidden or unfinished files."""
-    out, i = "", 0
-    while i < len(part):
-        c = part[i]
-        close = part.find("]", i + 2) if c == "[" else -1
-        if c == "*":
-            out += "[^/]*"
-        elif c == "?":
-            out += "[^/]"
-        elif close > 0:
-            inside = part[i + 1 : close].replace("\\", r"\\")
-            out += "[" + ("^" + inside[1:] if inside[0] in "!^" else inside) + "]"
-            i = close
-        else:
-            out += re.escape(c)
-        i += 1
-    start = _SHOWN if part[0] in "*?[" else ""
-    return start + (f"(?:(?=[^/]*=){out}|{out}{_DONE})" if part[-1] in _WILD else out)
-
-
-def nearby(uri: str) -> str:
-    """What is on this machine instead of something that is not there, in words."""
-    return _nearby(_LOCAL.listing, local_path(uri))
-
-
-def _nearby(listing: Listing, path: str) -> str:
-    """What is there instead: the nearest folder that exists, and similar names in it."""
-    if path.startswith(("http://", "https://")):
-        return "check the address"  # a web server has no folders
-    parts = _names(path)
-    fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    for depth in range(min(fixed, len(parts) - 1), 0, -1):
-        folder = "/".join(parts[:depth]) or "/"
-        above = listing.look(folder)
-        if above is None or not above.folder:
-            continue
-        try:
-            names = sorted(e.name for e in listing.entries(folder, lambda name: not _ignored(name)))
-        except (BadSource, OSError):
-            return f"{redact(folder)} exists"
-        wanted = parts[depth] if depth < len(parts) else ""
-        alike = difflib.get_close_matches(wanted, names, n=3, cutoff=0.6)
-        if alike:
-            return f"{redact(folder)} has {', '.join(repr(a) for a in alike)}"
-        if not names:
-            return f"{redact(folder)} is empty"
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return f"{redact(folder)} exists and holds {', '.join(names[:5])}{more}"
-    return "nothing above it exists either" if len(parts) > 1 else "check the path"
