@@ -75,6 +75,34 @@ def test_a_batch_function_whose_first_files_are_bad(tmp_path: Path) -> None:
     assert (report.rows_ok, report.rows_dead) == (1000, 2000)
 
 
+def sevenfold(batch: dict[str, np.ndarray], below: int) -> dict[str, np.ndarray]:
+    """A step, or the model, that fails where a batch has a row below this."""
+    if (batch["x"] < below).any():
+        raise ValueError("below")
+    return {"z": batch["x"] * 7}
+
+
+def double(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The model."""
+    return {"y": batch["x"] * 2}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("bad", [10, 19, 20, 40])
+@pytest.mark.parametrize("place", ["steps", "post"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_step_that_fails_on_the_first_rows(tmp_path: Path, bad: int, place: str, workers: int) -> None:
+    """Has dead letters of these alone, though they are probed more than once, by one process; before the model, and
+    after it.
+    """
+    step = gm.step(sevenfold, below=bad)
+    steps: dict[str, Any] = {place: [step]}
+    rows = pa.table({"x": range(300)})
+    report = gm.Job(rows, double, gm.sink(str(tmp_path / "out"), keep=["x"]), workers=workers, batch_rows=5, **steps,
+                    gates={"min_ok": 0.5}).run()  # fmt: skip
+    assert (report.rows_ok, report.rows_dead) == (300 - bad, bad)
+
+
 def prompted(rows: pa.Table, sink: Path, **options: Any) -> Any:
     """A run."""
     return gm.prompt(rows, sink, prompt="{{ text }}", model="m", keep=["id"], **options)

@@ -97,6 +97,8 @@ class LoadedStep:
         anew, so that one that remembers rows does not take these for different ones.
         """
         on_trial = self._task is not None and self._task.kind != "score"
+        if self._task is not task and (on_trial or task.kind != "score"):
+            self.doubt.worked()  # rows of a probe are scored again: they count once
         if on_trial and self._task is not task and self.call is not None and self.call.built is not None:
             self.call.close()
             self.call = self._good = None
