@@ -9,11 +9,9 @@ import os
 import pickle
 import re
 import shutil
-import tarfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -409,70 +407,6 @@ def test_a_file_system_of_fsspec(memory: fsspec.AbstractFileSystem, uri: str, na
     assert changed(fs, files[0]) is None
     memory.pipe(f"/box/{names[0]}", b"other")
     assert changed(fs, files[0]) is not None
-
-
-def packed(folder: Path, archive: Path, *names: str, mode: str = "w") -> str:
-    """A tar archive of what is in a folder, under these names."""
-    with tarfile.open(archive, mode) as out:  # type: ignore[call-overload]
-        for name in names:
-            out.add(folder / name, name)
-    return str(archive)
-
-
-def test_an_archive_is_read_as_the_disk_it_was_made_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Links lead to what they led to, to a folder, too; `./` says nothing; the address may be relative."""
-    folder = tmp_path / "d"
-    for name in ("day=1/a.csv", "day=2/b.csv"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"id\n{name}\n")
-    os.symlink("day=2/b.csv", folder / "latest.csv")
-    os.symlink("day=2", folder / "newest")
-    os.link(folder / "day=1/a.csv", folder / "day=1" / "again.csv")
-    archive = packed(folder, tmp_path / "x.tgz", ".", mode="w:gz")
-    monkeypatch.chdir(tmp_path)
-    on_disk = [(os.path.relpath(f.path, folder), f.folders, f.size) for f in resolve(source(folder))[1]]
-    assert [name for name, _, _ in on_disk] == ["day=1/a.csv", "day=2/b.csv"]
-    for uri in ("tar://::x.tgz", f"tar://**/*.csv::{archive}", "tar://./::./x.tgz"):
-        fs, files = resolve(source(uri))
-        inner = [f.path.removeprefix("tar://").partition("::")[0].removeprefix("./") for f in files]
-        assert [(n, f.folders, f.size) for n, f in zip(inner, files, strict=True)] == on_disk
-        assert {f.path.partition("::")[2] for f in files} == {archive}
-        assert open_input(pickle.loads(pickle.dumps(fs)), files[1].path).read() == b"id\nday=2/b.csv\n"
-    _, (file,) = resolve(source(f"tar://newest::{archive}"))
-    assert file.path == f"tar://newest/b.csv::{archive}"
-    with pytest.raises(BadSource, match=r"nowhere.csv: a link to a file that does not exist"):
-        os.symlink("no.csv", folder / "nowhere.csv")
-        resolve(source(f"tar://::{packed(folder, tmp_path / 'y.tar', 'nowhere.csv')}"))
-    with pytest.raises(BadSource, match="no such file or folder"):
-        resolve(source(f"tar://newest/c.csv::{archive}"))
-
-
-def test_members_of_an_archive_are_touched_with_it(tmp_path: Path) -> None:
-    """One that is made again may have other rows of the same size and time."""
-    (tmp_path / "a.csv").write_text("id\n1\n")
-    os.utime(tmp_path / "a.csv", (1_700_000_000, 1_700_000_000))
-    uri = f"tar://::{packed(tmp_path, tmp_path / 'x.tar', 'a.csv')}"
-    _, (one,) = resolve(source(uri))
-    (tmp_path / "a.csv").write_text("id\n2\n")
-    os.utime(tmp_path / "a.csv", (1_700_000_000, 1_700_000_000))
-    packed(tmp_path, tmp_path / "x.tar", "a.csv")
-    _, (other,) = resolve(source(uri))
-    assert (one.size, one.stamp) == (other.size, other.stamp) and one.touched != other.touched
-
-
-def test_members_that_are_read_at_once(tmp_path: Path) -> None:
-    """Have their own bytes, though all come through one file."""
-    for n in range(4):
-        (tmp_path / f"{n}.csv").write_bytes(bytes([n]) * 3_000_000)
-    names = [f"{n}.csv" for n in range(4)]
-    fs, files = resolve(source(f"tar://::{packed(tmp_path, tmp_path / 'x.tar', *names)}"))
-
-    def read(file: SourceFile) -> set[int]:
-        content = open_input(fs, file.path)
-        return {b for _ in range(300) for b in content.read(10_000)}
-
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(read, files)) == [{0}, {1}, {2}, {3}]
 
 
 def test_links_to_files_that_are_one_row_each(tmp_path: Path) -> None:

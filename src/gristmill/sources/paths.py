@@ -19,6 +19,7 @@ from gristmill.job.job import HELD, Source
 from gristmill.job.snapshots import SNAPSHOTS
 from gristmill.job.uris import QUERY, in_uri, is_local, local_path, redact
 from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources.archive import KINDS, Archive
 from gristmill.sources.listing import (
     ArrowListing,
     Entry,
@@ -32,7 +33,6 @@ from gristmill.sources.listing import (
 )
 from gristmill.sources.patience import Patient, StoreAway, connected
 from gristmill.sources.patterns import files_of, hive, length
-from gristmill.sources.tar import COMPRESSED, TarListing
 from gristmill.sources.twins import twins
 from gristmill.values import dataclass
 
@@ -207,8 +207,11 @@ def _way(uri: str) -> tuple[str, ...]:
 
 def _chained(uri: str) -> tuple[str, str, str]:
     """An address in an archive, and after `::` that of the archive: on a disk its absolute path."""
-    first, colons, chain = uri.partition("::")
-    return first, colons, local_path(chain) if colons and is_local(chain) else chain
+    *chain, last = uri.split("::")
+    if chain and all("://" in part for part in chain) and is_local(last):
+        uri = "::".join([*chain, local_path(last)])
+    first, colons, rest = uri.partition("::")
+    return first, colons, rest
 
 
 def _refuse_table(uri: str, folder: str, mark: str) -> None:
@@ -290,6 +293,8 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         return inner, Mount(prefix, log, "", suffix)
     if scheme in ("", "file", "local"):
         return local_path(uri), _LOCAL  # a trailing slash only says that it is a folder
+    if scheme in KINDS and "::" in uri:
+        return _in_archive(scheme, uri, storage)
     try:
         if scheme in _ARROW_SCHEMES and "::" not in uri:
             try:
@@ -307,6 +312,16 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
             names = (*SNAPSHOTS.ours, *SNAPSHOTS.aliases, *sorted(_ARROW_SCHEMES))
             cause += f"; stores that are read are {', '.join(SNAPSHOTS.ours)}{did_you_mean(scheme, names)}"
         raise BadSource(f"{redact(uri)}: cannot be opened: {cause or type(e).__name__}") from e
+
+
+def _in_archive(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
+    """Options of the archive's own store may be given by its scheme, as fsspec has them."""
+    first, _, chain = _chained(uri)
+    of = storage.get(chain.partition("://")[0], storage)
+    path, outer = _place(chain, of if isinstance(of, Mapping) else storage)
+    inner = "/".join(name for name in first.partition("://")[2].split("/") if name not in ("", "."))
+    shown = redact(f"::{chain}")
+    return inner, Mount(f"{scheme}://", Archive(scheme, outer.listing, path, shown), "", shown)
 
 
 def _patient(uri: str, place: Callable[[], tuple[str, Mount]]) -> tuple[str, Mount]:
@@ -353,12 +368,9 @@ def _with_fsspec(scheme: str, uri: str, storage: Mapping[str, Any]) -> tuple[str
     root, path = _split_root(first)
     if colons:  # fsspec keeps the archive's file open, as this process first saw it
         get_filesystem_class(scheme).clear_instance_cache()
-    if scheme == "tar" and (compression := COMPRESSED.get(os.path.splitext(chain)[1])) is not None:
-        storage = {"tar": {"compression": compression}, **storage}
     fs, inner = url_to_fs(f"{first}{colons}{chain}", **storage)
     if isinstance(fs, AbstractArchiveFileSystem):  # names in an archive have no bucket before them
-        listing = TarListing(fs) if scheme == "tar" else FsspecListing(fs)
-        return inner, Mount(f"{scheme}://", listing, "", redact(colons + chain))
+        return inner, Mount(f"{scheme}://", FsspecListing(fs), "", redact(colons + chain))
     if first.startswith(_TOP):
         return inner, Mount(_TOP, FsspecListing(fs), "/", redact(colons + chain))
     tail = path.rstrip("/")
