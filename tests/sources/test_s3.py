@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 
 from gristmill.errors import BadSource, GristmillError
 from gristmill.job.job import source
-from gristmill.sources.paths import changed, resolve
+from gristmill.sources.paths import changed, open_input, resolve
 from s3server import KEY, SECRET, S3Server
 
 
@@ -83,3 +85,30 @@ def test_what_is_wrong_is_told_without_the_secret(endpoint: str, path: str, secr
     assert secret not in shown
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, GristmillError)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_an_archive_in_a_store(endpoint: str, tmp_path: Path, kind: str) -> None:
+    """Its members are read with the rights in its address, which nothing shows, or by options of its store."""
+    for n in range(3):
+        pq.write_table(pa.table({"a": [n]}), tmp_path / f"{n}.parquet")
+    archive = tmp_path / f"x.{kind}"
+    if kind == "tar":
+        with tarfile.open(archive, "w") as out:
+            out.add(tmp_path / "0.parquet", "d/0.parquet")
+            out.add(tmp_path / "1.parquet", "./d/1.parquet")
+    else:
+        with zipfile.ZipFile(archive, "w") as packed:
+            packed.write(tmp_path / "0.parquet", "d/0.parquet")
+            packed.write(tmp_path / "1.parquet", "d/1.parquet")
+    fs = pafs.S3FileSystem(access_key=KEY, secret_key=SECRET, endpoint_override=endpoint, scheme="http")
+    with fs.open_output_stream(f"box/{archive.name}") as out:
+        out.write(archive.read_bytes())
+    options = {"access_key": KEY, "secret_key": SECRET, "endpoint_override": endpoint, "scheme": "http"}
+    plain = f"{kind}://d::s3://box/{archive.name}"
+    for one in (source(f"{kind}://d::{uri(endpoint, f'box/{archive.name}')}"), source(plain, storage={"s3": options})):
+        storage, files = resolve(one)
+        assert [f.path.partition("::")[0] for f in files] == [f"{kind}://d/0.parquet", f"{kind}://d/1.parquet"]
+        storage = pickle.loads(pickle.dumps(storage))
+        assert [pq.read_table(open_input(storage, f.path))["a"].to_pylist() for f in files] == [[0], [1]]
+        assert changed(storage, files[0]) is None and SECRET not in repr(files)

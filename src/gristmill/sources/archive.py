@@ -194,8 +194,9 @@ class Archive:
             file = _whole(file, codec)
         self._library = tar = tarfile.TarFile(fileobj=file)
         found: dict[str, Any] = {"": {}}
+        last = "at its beginning"
         for raw in tar:
-            path = _plain(raw.name)
+            path, last = _plain(raw.name), f"after {raw.name}"
             if raw.islnk():
                 self._put(found, path, self._linked(found, path, raw.linkname))
             elif raw.isdir():
@@ -205,7 +206,6 @@ class Archive:
                 self._put(found, path, Member(raw.size, str(raw.mtime), raw.offset, to, of))
         file.seek(tar.offset)
         if file.read(_BLOCK) != bytes(_BLOCK):
-            last = f"after {tar.members[-1].name}" if tar.members else "at its beginning"
             raise tarfile.ReadError(f"it has no end {last} (byte {tar.offset:,})")
         return found
 
