@@ -92,8 +92,9 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
     there, when these came, that no mark told of, and of which sink they were is not known since. `table` tells which
     table of that name the rows came to, where a database says so, and `past` is a mark of one whose name another sink's
-    delivery has given to a new table. `home` is the folder of a sink that is this store (empty: it is not, or that was
-    not noted). A `doubtful` mark may be of rows that are not there any more, as what would tell is gone. `at` is for
+    delivery has given to a new table, `without` which one that was (or the last one whose rows another has replaced):
+    this sink has none there. `home` is the folder of a sink that is this store (empty: it is not, or that was not
+    noted). A `doubtful` mark may be of rows that are not there any more, as what would tell is gone. `at` is for
     people: clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest, where a store
     does not keep them in order (0: that was not noted).
     """
@@ -119,6 +120,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     unmarked: bool = False
     table: str = ""
     past: bool = False
+    without: str = ""
     home: str = ""
 
     @property

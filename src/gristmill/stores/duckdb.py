@@ -48,7 +48,7 @@ from gristmill.stores.sql import (
     Nothing,
     Session,
     as_staged,
-    created,
+    defined,
     extended,
     folded,
     latest,
@@ -59,6 +59,7 @@ from gristmill.stores.sql import (
     quoted,
     refuse_view,
     told_apart,
+    witness,
 )
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
@@ -68,6 +69,8 @@ HOLD = 2.0  # seconds after which a file is let go between two transactions, so 
 GROUP = 122_880, 16 << 20  # rows that it writes at a time; bytes that are copied for that at most
 BREATH = 0.02  # seconds for which it is let go
 _ROWS = ("SELECT", "INSERT", "UPDATE", "DELETE")  # statements that change no table's columns
+_WITNESS = "gristmill [0-9a-f]+"  # the comment of a table that we made
+_COMMENT = f"NOT regexp_full_match(comment, '{_WITNESS}')"  # of others
 _NO_FILE, _DAMAGED = "not a valid DuckDB database file", ("Could not read enough bytes", "Corrupt database file")
 _STRANGE = ("INTERVAL", "BIT", "BIGNUM", "TIME WITH TIME ZONE")  # types whose values Arrow does not have as they are
 
@@ -171,8 +174,17 @@ class File:
         return folded(self._table)
 
     def which(self, session: Session) -> str:
-        """Not told: a table's number is another one whenever the file is opened."""
-        return ""
+        """By the witness that is its comment: a table's number is another one whenever the file is opened."""
+        sql = "SELECT comment FROM duckdb_tables() WHERE database_name = current_database()"
+        own = session.run(f"{sql} AND schema_name = ? AND table_name = ?", self._schema, self._table)
+        if not own or not re.fullmatch(_WITNESS, own[0][0] or ""):
+            return ""
+        alike = session.run(f"{sql} AND comment = ?", own[0][0])  # more than one where somebody has copied it
+        return f"{own[0][0].split()[1]} -" if len(alike) == 1 else ""
+
+    def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
+        session.run(f"CREATE TABLE {table} ({defined(columns)})")
+        session.run(f"COMMENT ON TABLE {table} IS '{witness()}'")
 
     def kind(self, field: pa.Field) -> str:
         return column_type(field.type, f"{self._place.shown}: column {field.name!r}")
@@ -231,7 +243,7 @@ class File:
             self._referring(session, load)
 
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
-        created(session, self.table(load.stage), columns)
+        self.create(session, self.table(load.stage), columns)
 
     def ready(self, session: Session, load: Load) -> None:
         """Nothing: a table with indices cannot be renamed."""
@@ -316,7 +328,7 @@ class File:
             session.run(f"SELECT 1 FROM duckdb_indexes() WHERE {where} LIMIT 1", *at)
             or session.run(f"SELECT 1 FROM duckdb_constraints() WHERE {where} LIMIT 1", *at)
             or session.run(f"SELECT 1 FROM duckdb_columns() WHERE {where} AND {of_column} LIMIT 1", *at)
-            or session.run(f"SELECT 1 FROM duckdb_tables() WHERE {where} AND comment IS NOT NULL LIMIT 1", *at)
+            or session.run(f"SELECT 1 FROM duckdb_tables() WHERE {where} AND {_COMMENT} LIMIT 1", *at)
         )  # fmt: skip
 
     def _defined(self, session: Session) -> dict[str, str]:

@@ -21,7 +21,7 @@ from gristmill.stores import pgindex, pgtable, pgvector, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
-from gristmill.stores.sql import MARKS, PARTS, Session, created, extended, holds_decimals, merged, moved, quoted
+from gristmill.stores.sql import MARKS, PARTS, Session, defined, extended, holds_decimals, merged, moved, quoted
 from gristmill.stores.tables import Tables
 
 LOCKED = "30s"  # how long a step waits for those who read the table, or write to it; new ones wait behind it
@@ -144,10 +144,20 @@ class Server:
         return self._table
 
     def which(self, session: Session) -> str:
-        """By their numbers in the catalog. Those of views do not count, whose rows are elsewhere."""
-        sql = "SELECT c.oid::text, to_regclass(?)::oid::text FROM pg_class c WHERE c.oid = to_regclass(?)"
+        """By their numbers in the catalog, and by whose that is: on another server, to which all was restored, the same
+        ones may be those of other tables. Those of views do not count, whose rows are elsewhere.
+        """
+        may = "SELECT has_function_privilege(to_regprocedure('pg_catalog.pg_control_system()'), 'EXECUTE')"
+        if not session.run(may)[0][0]:
+            return ""
+        catalog = "SELECT c.system_identifier, d.oid FROM pg_control_system() c, pg_database d"
+        (at,) = session.run(f"{catalog} WHERE d.datname = current_database()")
+        sql = "SELECT c.oid, to_regclass(?)::oid FROM pg_class c WHERE c.oid = to_regclass(?)"
         found = session.run(f"{sql} AND c.relkind IN ('r', 'p')", self.table(MARKS), self.target())
-        return " ".join(map(str, found[0])) if found else ""
+        return " ".join(map(str, (*found[0], *at))) if found else ""
+
+    def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
+        session.run(f"CREATE TABLE {table} ({defined(columns)})")
 
     def kind(self, field: pa.Field) -> str:
         where = f"{self._place.shown}: column {field.name!r}"
@@ -232,7 +242,7 @@ class Server:
             listed = ", ".join(f"{quoted(name)} {kind}" for name, kind in own.items())
             session.run(f"CREATE UNLOGGED TABLE {stage} ({listed})")
         elif not there:
-            created(session, stage, columns)
+            self.create(session, stage, columns)
         else:
             session.run(f"CREATE TABLE {stage} (LIKE {target} INCLUDING ALL EXCLUDING INDEXES)")
             for name, kind in columns.items():

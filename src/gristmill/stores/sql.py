@@ -5,6 +5,7 @@ A target that does not take what it is given is noticed within the transaction, 
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -117,8 +118,13 @@ class Database(Protocol):
 
     def which(self, session: Session) -> str:
         """Which table has the target's name, and which one that of the marks: two words that stay as long as these are
-        the tables that they are, whatever is done to them. Nothing where the database does not tell.
+        the tables that they are, whatever is done to them; more of them tell in which database these say so. Nothing
+        where that is not told.
         """
+        ...
+
+    def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
+        """Create a table of these columns, of which `which` tells once it is the target."""
         ...
 
     def kind(self, field: pa.Field) -> str:
@@ -252,13 +258,14 @@ def latest(session: Session, table: str, target: str, shown: str) -> Mark | None
     return max(found, key=lambda mark: (mark.turn, mark.at), default=None)
 
 
-def _defined(columns: Mapping[str, str]) -> str:
+def defined(columns: Mapping[str, str]) -> str:
+    """Columns as a table is created with them."""
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
 
 
-def created(session: Session, table: str, columns: Mapping[str, str]) -> None:
-    """Create a table of these columns."""
-    session.run(f"CREATE TABLE {table} ({_defined(columns)})")
+def witness() -> str:
+    """What tells a table that we make from all others, where a database does not."""
+    return f"gristmill {secrets.token_hex(8)}"
 
 
 def as_staged(session: Session, target: str, stage: str, new: Sequence[str]) -> bool:

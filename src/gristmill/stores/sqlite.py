@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
+import re
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +55,7 @@ from gristmill.stores.sql import (
     Nothing,
     Session,
     as_staged,
-    created,
+    defined,
     folded,
     latest,
     moved,
@@ -61,6 +63,7 @@ from gristmill.stores.sql import (
     quoted,
     refuse_view,
     told_apart,
+    witness,
 )
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
@@ -76,6 +79,7 @@ _NAME = "name = ? COLLATE NOCASE"
 _NAMED = f"type IN ('table', 'view') AND {_NAME}"
 _LOCKED = "is locked"  # how what SQLITE_BUSY and SQLITE_LOCKED say ends, before what is told of a table
 _MALFORMED, _STRANGE = "database disk image is malformed", "file is not a database"
+_WITNESS = re.compile(r"\(/\* (gristmill [0-9a-f]+) \*/ ")  # where the columns begin, which no ALTER TABLE touches
 _GENERATED = (2, 3)  # what `table_xinfo` says of such columns: virtual, stored
 
 
@@ -159,8 +163,16 @@ class File:
         return folded(self._place.name)
 
     def which(self, session: Session) -> str:
-        """Not told: a root page is used again, and VACUUM gives others."""
-        return ""
+        """By the witness in its SQL: a root page is used again, and VACUUM gives others."""
+        sql = "SELECT sql FROM sqlite_master WHERE type = 'table' AND"
+        own = [_WITNESS.search(row[0]) for row in session.run(f"{sql} {_NAME}", self._place.name)]
+        if not own or own[0] is None:
+            return ""
+        alike = session.run(f"{sql} instr(sql, ?)", own[0][1])  # more than one where somebody made it by that SQL
+        return f"{own[0][1].split()[1]} -" if len(alike) == 1 else ""
+
+    def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
+        session.run(f"CREATE TABLE {table} (/* {witness()} */ {defined(columns)})")
 
     def kind(self, field: pa.Field) -> str:
         return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
@@ -234,7 +246,7 @@ class File:
         return sqlite3.sqlite_version_info >= (3, 37) and bool(session.run(sql, self._place.name))
 
     def staging(self, session: Session, load: Load, columns: Mapping[str, str]) -> None:
-        created(session, self.table(load.stage), columns)
+        self.create(session, self.table(load.stage), columns)
 
     def ready(self, session: Session, load: Load) -> None:
         """Indices are on the staging table when it takes the target's place."""
@@ -267,8 +279,7 @@ class File:
     def _bound(self, session: Session) -> bool:
         """Whether the target has more than columns, and than indices of ours."""
         own = session.run(f"SELECT sql FROM sqlite_master WHERE {_NAMED}", self._place.name)[0][0]
-        plainly = ", ".join(f"{quoted(n)} {k}" for n, k in session.columns(self.target()).items())
-        if own.partition("(")[2] != f"{plainly})":
+        if _WITNESS.sub("(", own, count=1).partition("(")[2] != f"{defined(session.columns(self.target()))})":
             return True
         named = "tbl_name = ? COLLATE NOCASE AND type IN ('index', 'trigger')"
         sql = f"SELECT 1 FROM sqlite_master WHERE {named} AND name NOT GLOB ?"
@@ -282,8 +293,7 @@ class File:
         for columns in ([load.key] if load.key else []) + [(column,) for column in load.index]:
             if columns not in self._indices_of(session, table).values():
                 name, listed = f"{prefix}_{'_'.join(columns)}", ", ".join(map(quoted, columns))
-                if session.run(f"SELECT 1 FROM sqlite_master WHERE {_NAME}", name):
-                    name = told_apart(name, table, columns)
+                name = _free(session, name, table, columns)
                 session.run(f"CREATE INDEX {quoted(name)} ON {quoted(table)} ({listed})")
 
     def _indices_of(self, session: Session, table: str) -> dict[str, tuple[str, ...]]:
@@ -296,6 +306,13 @@ class File:
         if connection is not None:
             with contextlib.closing(connection):
                 _logged(connection)
+
+
+def _free(session: Session, name: str, table: str, columns: Sequence[str]) -> str:
+    """A name for an index that nothing has: one goes with its table, which somebody may rename to keep it."""
+    other = told_apart(name, table, columns)
+    names = itertools.chain([name, other], (f"{other}_{n}" for n in itertools.count(1)))
+    return next(one for one in names if not session.run(f"SELECT 1 FROM sqlite_master WHERE {_NAME}", one))
 
 
 class Transaction:

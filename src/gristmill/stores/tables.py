@@ -25,10 +25,8 @@ from gristmill.stores.sql import (
     all_marks,
     appended,
     counted,
-    created,
     extended,
     folded,
-    marks_in,
     merged,
     quoted,
 )
@@ -58,10 +56,10 @@ class Tables:
         """Raises BadJob for columns in which rows of others are as well, which were delivered as another type: where a
         column does not tell its values' type, all are read as those that were delivered last.
         """
-        marks, there = self._db.table(MARKS), session.columns(self._db.target())
-        if load.whole or not there or not session.columns(marks):
+        there = session.columns(self._db.target())
+        if load.whole or not there:
             return
-        for mark in marks_in(session, marks, self._db.marked(), self._place.shown):
+        for mark in self._held(session):
             known = decode_schema(mark.held)
             for field in load.schema:
                 if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
@@ -109,14 +107,13 @@ class Tables:
         """Whether a column of the target may get another type: only nulls were delivered to it, which tell none, and it
         still has the one that such a column is made with.
         """
-        marks, target = self._db.table(MARKS), self._db.target()
-        if kind != self._db.kind(pa.field(name, pa.null())) or not session.columns(marks):
+        if kind != self._db.kind(pa.field(name, pa.null())):
             return False
-        known = (decode_schema(m.held) for m in marks_in(session, marks, self._db.marked(), self._place.shown))
+        known = (decode_schema(m.held) for m in self._held(session))
         delivered = [schema.field(name).type for schema in known if name in schema.names]
         if not delivered or not all(map(pa.types.is_null, delivered)) or not self._db.drops(session, load, name):
             return False
-        filled = f"SELECT 1 FROM {target} WHERE {quoted(name)} IS NOT NULL LIMIT 1"  # by others
+        filled = f"SELECT 1 FROM {self._db.target()} WHERE {quoted(name)} IS NOT NULL LIMIT 1"  # by others
         return load.whole or not session.run(filled)
 
     # ------------------------------------------------ staging
@@ -126,14 +123,41 @@ class Tables:
             return self._live(session, sink)
 
     def _live(self, session: Session, sink: str) -> Mark | None:
-        marks = self._db.table(MARKS)
-        if not session.columns(marks):
-            return None
-        there = all_marks(session, marks, self._db.marked(), self._place.shown)
+        there = self._marks(session)
         found = next((mark for mark in there if mark.sink == sink), None)
         if found is None or not session.columns(target := self._db.target()):
             return None
         return tablemarks.live(found, there, self._db.which(session), lambda: counted(session, target))
+
+    def _marks(self, session: Session) -> list[Mark]:
+        """The marks of all sinks that have delivered to the target, or to a table that had its name; if the table had
+        another name, those that are kept by that.
+        """
+        marks = self._db.table(MARKS)
+        if not session.columns(marks):
+            return []
+        there, moved = all_marks(session, marks, self._db.marked(), self._place.shown), self._moved(session)
+        came = {mark.sink for _, mark in moved}
+        return [*(mark for mark in there if mark.sink not in came), *(mark for _, mark in moved)]
+
+    def _held(self, session: Session) -> list[Mark]:
+        """The marks of all sinks whose rows are in the target."""
+        return [mark for mark in self._marks(session) if not mark.past]
+
+    def _moved(self, session: Session) -> list[tuple[str, Mark]]:
+        """Marks of the target from when it had other names, each with the name, but for sinks that have one by now."""
+        marks, now, name = self._db.table(MARKS), self._db.which(session), self._db.marked()
+        if not now:
+            return []
+        sql = f"SELECT target, body FROM {marks} WHERE target <> ? AND body LIKE ?"
+        rows = session.run(sql, name, f'%"{now.split()[0]} %')
+        found = [(target, Mark.load(body.encode(), self._place.shown)) for target, body in rows]
+        if not (found := [(target, mark) for target, mark in found if tablemarks.came_to(mark, now)]):
+            return []
+        there = all_marks(session, marks, name, self._place.shown)
+        known = {mark.sink for mark in there if tablemarks.came_to(mark, now)}
+        latest = {mark.sink: (target, mark) for target, mark in sorted(found, key=lambda one: one[1].turn)}
+        return [(target, replace(mark, past=False)) for s, (target, mark) in latest.items() if s not in known]
 
     def staged(self, load: Load) -> Mapping[str, int]:
         parts, stage = self._db.table(PARTS), self._db.table(load.stage)
@@ -175,19 +199,18 @@ class Tables:
     def marks(self) -> Sequence[Mark]:
         """See Shared."""
         with self._db.session(write=False) as session:
-            marks, there = self._db.table(MARKS), session.columns(self._db.target())
-            told = there and session.columns(marks)
-            return marks_in(session, marks, self._db.marked(), self._place.shown) if told else ()
+            return self._held(session) if session.columns(self._db.target()) else ()
 
     def unmarked(self) -> int:
         """See Unmarked."""
         with self._db.session(write=False) as session:
-            marks, target = self._db.table(MARKS), self._db.target()
-            if not session.columns(target):
+            if not session.columns(target := self._db.target()):
                 return 0
-            there = all_marks(session, marks, self._db.marked(), self._place.shown) if session.columns(marks) else []
-            held = [mark for mark in there if tablemarks.is_of(mark, self._db.which(session))]
-            return counted(session, target) if not held or any(m.unmarked for m in held) else 0
+            there, now = self._marks(session), self._db.which(session)
+            held = [mark for mark in there if tablemarks.is_of(mark, now)]
+            told = held and not any(m.unmarked for m in held)
+            lacks = told and tablemarks.lacks(there, now, lambda: counted(session, target))
+            return 0 if told and not lacks else counted(session, target)
 
     # ------------------------------------------------ the atomic step
 
@@ -240,7 +263,7 @@ class Tables:
             return self._db.switch(session, load)
         names, columns = load.schema.names, session.columns(stage)
         if not session.columns(target):
-            created(session, target, columns)
+            self._db.create(session, target, columns)
         extended(session, target, stage, names)
         if load.mode == "append":
             appended(session, self._db, stage, load, self._place.shown)
@@ -253,17 +276,27 @@ class Tables:
     def _note(self, session: Session, load: Load, *, made: bool, updated: bool) -> None:
         """Write the mark. `made`: there was no table of this name before."""
         marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
+        self._rename(session)
         there, now = all_marks(session, marks, target, self._place.shown), self._db.which(session)
         known = [] if made else [m for m in there if not m.past]
         mark = told(load, known, updated=updated)
         mark = replace(mark, turn=1 + max((m.turn for m in there), default=0), table=now)
         others = [m for m in there if m.sink != mark.sink]
-        changed = [(m, to) for m, to in tablemarks.beside(others, now, made=made, whole=load.whole) if to != m]
+        short = not load.whole and tablemarks.lacks((mark, *others), now, lambda: counted(session, self._db.target()))
+        kept = tablemarks.beside(others, now, made=made, whole=load.whole, lacking=short)
+        changed = [(m, to) for m, to in kept if to != m]
         for sink in (mark.sink, *(m.sink for m, _ in changed)):
             session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, sink)
         for new in (mark, *(to for _, to in changed if to is not None)):
             session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, new.sink, new.dump().decode())
         session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
+
+    def _rename(self, session: Session) -> None:
+        """Keep marks of the target from when it had other names by the one that it has."""
+        marks, name = self._db.table(MARKS), self._db.marked()
+        for target, mark in self._moved(session):
+            session.run(f"DELETE FROM {marks} WHERE target IN (?, ?) AND sink = ?", name, target, mark.sink)
+            session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", name, mark.sink, mark.dump().decode())
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with self._db.session(write=True) as session:
