@@ -407,7 +407,8 @@ def _beside(store: str, path: str, name: str) -> str:
 
 def _steps(path: str) -> list[tuple[str, str]]:
     """The folder and the name of a file, and before it of each link that leads there."""
-    real, steps = os.path.realpath(path), []
+    real = os.path.realpath(path)
+    steps: list[tuple[str, str]] = []
     while os.path.islink(path) and len(steps) < 40:  # as many as Linux follows
         steps.append(os.path.split(path))
         path = os.path.join(os.path.dirname(path), os.readlink(path))

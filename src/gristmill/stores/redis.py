@@ -347,7 +347,7 @@ class Server:
         }
         of = {self._at(place, part).encode(): place for place in found for part in "rm"}
         known = [name for name in found.values() if name]
-        held = {of[to]: name for name, to in zip(known, self._pointed(known), strict=True) if to in of}
+        held = {of[to]: name for name, to in zip(known, self._pointed(known), strict=True) if to and to in of}
         if len(held) < len(found):
             held = self._looked_for(of)
         return {place: held.get(place, "") for place in found}
@@ -368,7 +368,7 @@ class Server:
         try:
             while some := list(itertools.islice(names, AT_ONCE)):
                 found = zip(some, self._pointed(some), strict=True)
-                held |= {of[at]: name.decode(errors="replace") for name, at in found if at in of}
+                held |= {of[to]: name.decode(errors="replace") for name, to in found if to is not None and to in of}
         except redis.ResponseError as e:
             # Before Redis 6, there is no TYPE.
             if not (isinstance(e, redis.exceptions.NoPermissionError) or "syntax" in str(e)):
