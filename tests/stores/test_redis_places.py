@@ -257,6 +257,61 @@ def test_a_pointer_that_is_renamed_keeps_its_rows(db: Any, address: str, tmp_pat
     assert kept(db) == {"scores", "scores:stages"} and db.hlen("scores:stages") == 1
 
 
+def test_pointers_that_change_places(db: Any, address: str, tmp_path: Path) -> None:
+    """Each keeps its rows under whatever name it has now, while others of that name are brought."""
+    to = gm.to(address, key="id")
+    for night, name in enumerate(("tmp", "bad")):
+        write(tmp_path, f"a{night}", range(100 * night, 100 * night + 100))
+        job(tmp_path, to).run(append=True)
+        db.rename("scores", name)
+    db.rename("tmp", "scores")
+    for night in range(2, 4):
+        write(tmp_path, f"a{night}", range(100 * night, 100 * night + 100))
+        job(tmp_path, to).run(append=True)
+        assert (
+            seen(address, range(900)) == 100 * night + 100
+            and seen(address.replace("#scores", "#bad"), range(900)) == 200
+        )
+        at = db.hget("bad", "at").decode()
+        assert {db.ttl(f"{at}:{n}") for n in range(2)} == {-1}
+    assert db.hlen("scores:stages") == 2
+
+
+def test_rows_whose_pointer_is_gone(db: Any, address: str, tmp_path: Path) -> None:
+    """It was removed, here or by the name it was given later, or points elsewhere: they go, too."""
+    to = gm.to(address, key="id")
+    gone = (
+        lambda: db.delete("scores"),
+        lambda: db.rename("scores", "scores_old"),
+        lambda: db.delete("scores_old"),
+        lambda: db.rename("scores", "scores_old"),
+        lambda: gm.deliver(str(tmp_path / "out"), gm.to(f"{address}_old", key="id")),
+    )
+    for night, happens in enumerate(gone):
+        write(tmp_path, f"a{night}", range(100 * night, 100 * night + 100))
+        job(tmp_path, to).run(append=True)
+        happens()
+    db.delete("scores_old", "scores_old:stages")
+    write(tmp_path, "b", range(900, 950))
+    job(tmp_path, to).run(append=True)
+    assert {key for key in kept(db) if not key.startswith("scores_old:")} == {"scores", "scores:stages"}
+    assert db.hlen("scores:stages") == 1 and seen(address, range(1000)) == 550
+
+
+def test_a_user_who_may_not_look_through_all_keys(db: Any, address: str, tmp_path: Path) -> None:
+    """Delivers all the same: rows that no pointer is known to lead to go after a while."""
+    db.acl_setuser("narrow", enabled=True, nopass=True, commands=["+@all", "-scan"], keys=["*"])
+    try:
+        to = gm.to(address.replace("//", "//narrow:x@"), key="id")
+        for night in range(2):
+            write(tmp_path, f"a{night}", range(100 * night, 100 * night + 100))
+            job(tmp_path, to).run(append=True)
+            db.delete("scores") if not night else None
+    finally:
+        db.acl_deluser("narrow")
+    assert kept(db) == {"scores", "scores:stages"} and db.hlen("scores:stages") == 1
+
+
 def test_a_key_of_others_where_places_are_noted(db: Any, address: str, tmp_path: Path) -> None:
     """Told before anything is scored, whatever its type is; it keeps what is in it."""
     write(tmp_path, "a", range(5))

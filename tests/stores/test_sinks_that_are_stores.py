@@ -19,6 +19,7 @@ import pytest
 import shops
 
 import gristmill as gm
+from gristmill.driver import run
 
 CALLS: list[int] = []
 RETURNS = {"y": "int64", "v": "float32[2]"}
@@ -82,6 +83,24 @@ def test_a_folder_that_an_earlier_version_named(name: str, tmp_path: Path) -> No
     assert rows("sqlite", tmp_path / "r.db") == [1, 2] and hidden(tmp_path) == [name]
 
 
+@pytest.mark.parametrize("name", ["labels", "Labels"])
+def test_a_file_that_is_moved_and_leaves_a_link(name: str, tmp_path: Path) -> None:
+    """Its folder stays beside the link, or beside one that leads to that."""
+    address = f"sqlite://{tmp_path}/r.db#{name}"
+    job(tmp_path, address, 1).run()
+    for night, folder in enumerate(("big", "bigger"), 2):
+        (tmp_path / folder).mkdir()
+        (tmp_path / "r.db").rename(tmp_path / folder / "r.db")
+        os.symlink(f"{folder}/r.db", tmp_path / "r.db")
+        os.symlink("r.db", tmp_path / f"link{night}")
+        job(tmp_path, address if night == 2 else address.replace("r.db", "link2"), night).run()
+        if night == 2:
+            (tmp_path / "r.db").unlink()
+            (tmp_path / "big" / "r.db").rename(tmp_path / "r.db")
+    assert rows("sqlite", tmp_path / "bigger" / "r.db") == [1, 2, 3]
+    assert hidden(tmp_path) == [".r.db-labels.gristmill"] and not hidden(tmp_path / "big")
+
+
 # ---------------------------------------------------------------- folders that are lost
 
 
@@ -129,6 +148,36 @@ def test_ways_out(way: str, tmp_path: Path) -> None:
     assert rows("sqlite", file) == sorted([*before, 1, 2, 3])
 
 
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "away"])
+def test_a_restart_that_was_meant_and_did_not_get_there(
+    killed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nights after it bring its rows, as was said, and once they are there a lost folder is refused again."""
+    (db := tmp_path / "db").mkdir()
+    at, staging, publish = f"sqlite://{db}/r.db#labels", {"staging": f"{tmp_path}/runs"}, run.published
+    job(tmp_path, at, 1, **staging).run()
+    shutil.rmtree(tmp_path / "runs")
+
+    def stopped(scoring: Any) -> Any:
+        if killed:
+            raise KeyboardInterrupt
+        db.rename(tmp_path / "away")
+        db.write_text("")
+        return publish(scoring)
+
+    with monkeypatch.context() as late, pytest.raises((KeyboardInterrupt, gm.GristmillError)):
+        late.setattr(run, "published", stopped)
+        job(tmp_path, at, 2, **staging).run(restart=True)
+    if not killed:
+        db.unlink()
+        (tmp_path / "away").rename(db)
+    job(tmp_path, at, 3, **staging).run()
+    assert rows("sqlite", db / "r.db") == [1, 1, 2, 3]
+    shutil.rmtree(tmp_path / "runs")
+    with pytest.raises(gm.BadJob, match="is lost"):
+        job(tmp_path, at, 4, **staging).run()
+
+
 @pytest.mark.parametrize("name", ["r.db", "renamed.db"])
 def test_a_file_that_is_brought_elsewhere_alone(name: str, tmp_path: Path) -> None:
     """Its folder stays behind: what is expected is told, and where it was."""
@@ -152,6 +201,14 @@ def test_jobs_that_share_a_table(tmp_path: Path) -> None:
             (folder := tmp_path / str(number)).mkdir(exist_ok=True)
             job(folder, f"sqlite://{file}#labels", 10 * number + night, **staging).run()
     assert rows("sqlite", file) == [0, 1, 10, 11, 20, 21, 100]
+
+
+def test_staging_folders_that_are_called_as_hidden_ones(shop: shops.Shop, tmp_path: Path) -> None:
+    """They are of two jobs all the same."""
+    for number in range(2):
+        (folder := tmp_path / str(number)).mkdir()
+        job(folder, shop.address("scores"), number, staging=f"{tmp_path}/.r{number}.gristmill").run()
+    assert sorted(shop.seen("scores") or ()) == [0, 1]
 
 
 def test_a_spelled_sink_of_this_kind_is_looked_at(tmp_path: Path) -> None:

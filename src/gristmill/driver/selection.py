@@ -176,7 +176,7 @@ def choose(
         r, begun = held.known(r), held.unfinished
         if begun is not None and begun.kind == "restart" and _whole(held, begun, r):
             return Choice(begun, begun.planned, r)
-        return Choice(held.claim("restart" if held.claims else "new", r), False, r)
+        return Choice(held.claim("restart", r), False, r)
     return chosen(held, uri, r, append=append, accept=accept)
 
 

@@ -388,18 +388,31 @@ def staging_of(uri: str, storage: Mapping[str, Any]) -> str:
 
 def _beside(store: str, path: str, name: str) -> str:
     """The hidden folder beside a store that is a file: one for each table, however an address spells it, but for those
-    of earlier versions, which are named as it was spelled then.
+    of earlier versions, which are named as it was spelled then. A file that a link leads to has been moved, perhaps:
+    its folder may be where the link is.
     """
-    folder, file = os.path.split(os.path.realpath(path))
+    *links, (folder, file) = _steps(path)
     made, spelled = os.path.join(folder, _hidden(file, _table(store, name))), os.path.split(path)
-    if os.path.isdir(earlier := os.path.join(spelled[0], _hidden(spelled[1], name))) or os.path.isdir(made):
-        return earlier if os.path.isdir(earlier) else made
-    first = f".{file}-"
-    with contextlib.suppress(OSError):  # there is no such folder, which is told where the store is opened
-        for one in sorted(n for n in os.listdir(folder) if n.startswith(first) and n.endswith(HIDDEN)):
-            if _table(store, one[len(first) : -len(HIDDEN)]) == _table(store, name):
-                return os.path.join(folder, one)
+    for earlier in (os.path.join(spelled[0], _hidden(spelled[1], name)), made):
+        if os.path.isdir(earlier):
+            return earlier
+    for where, called in ((folder, file), *links):
+        first = f".{called}{'-' if name else ''}"
+        with contextlib.suppress(OSError):  # there is no such folder, which is told where the store is opened
+            for one in sorted(n for n in os.listdir(where) if n.startswith(first) and n.endswith(HIDDEN)):
+                if _table(store, one[len(first) : -len(HIDDEN)]) == _table(store, name):
+                    return os.path.join(where, one)
     return made
+
+
+def _steps(path: str) -> list[tuple[str, str]]:
+    """The folder and the name of a file, and before it of each link that leads there."""
+    real = os.path.realpath(path)
+    steps: list[tuple[str, str]] = []
+    while os.path.islink(path) and len(steps) < 40:  # as many as Linux follows
+        steps.append(os.path.split(path))
+        path = os.path.join(os.path.dirname(path), os.readlink(path))
+    return [*steps, os.path.split(real)]
 
 
 def _hidden(file: str, name: str) -> str:
@@ -414,10 +427,20 @@ def _table(store: str, name: str) -> str:
     return folded.removeprefix(f"{_SCHEMAS[store]}.") if store in _SCHEMAS else folded
 
 
-def is_hidden(root: str) -> bool:
-    """Whether the folder of a sink is one beside a store that is a file."""
-    name = os.path.basename(root.rstrip("/"))
-    return "://" not in root and name.startswith(".") and name.endswith(HIDDEN)
+def beside(place: Place) -> str | None:
+    """The hidden folder of runs beside a store that is a file; None for any other."""
+    return _beside(place.store, place.path, place.name) if STORES.get(place.store).embedded else None
+
+
+def is_beside(home: str, place: Place) -> bool:
+    """Whether a folder of runs is one that would be beside a file of this kind for a table of this name, wherever that
+    is, and whatever its name.
+    """
+    name = os.path.basename(home.rstrip("/"))
+    if "://" in home or not name.startswith(".") or not name.endswith(HIDDEN):
+        return False
+    said, wanted = name[1 : -len(HIDDEN)], _table(place.store, place.name)
+    return not wanted or any(_table(place.store, said[m.end() :]) == wanted for m in re.finditer("-", said))
 
 
 def secret_in(uri: str) -> bool:

@@ -6,24 +6,27 @@ from __future__ import annotations
 
 import os
 
+from gristmill.commit.generation import generations
 from gristmill.errors import BadJob
 from gristmill.files.contract import Files
-from gristmill.job.delivery import Delivery, is_hidden
+from gristmill.job.delivery import Delivery, Place, beside, is_beside
 from gristmill.stores.contract import Mark, Store
+from gristmill.stores.receipts import path_of
 from gristmill.stores.results import identity
 
 
 def refuse_lost(delivery: Delivery, root: str, files: Files, store: Store) -> None:
     """Raises BadJob if a sink that is a store is to append there for the first time, and another has that had the same
-    folder: it was lost. A folder beside a file is that of its table wherever the file was brought.
+    folder: it was lost. A folder beside a file is that of its table wherever the file was brought. Whoever began a
+    result there by --restart has said that it is to come beside the others: so it is until it is delivered.
     """
     if not (delivery.is_sink and delivery.mode == "append" and hasattr(store, "marks")):
         return
     there, sink = store.marks(), identity(root, files).name
     if any(mark.sink == sink for mark in there):
         return
-    lost = [mark for mark in there if mark.home and _is_at(mark.home, root)]
-    if not lost or not (rows := store.count(None)):
+    lost = [mark for mark in there if mark.home and _is_at(mark.home, root, delivery.place)]
+    if not lost or _is_meant(delivery, root, files) or not (rows := store.count(None)):
         return
     last = max(lost, key=_when)
     moved = "" if last.home == root else f" (it was {last.home})"
@@ -35,11 +38,22 @@ def refuse_lost(delivery: Delivery, root: str, files: Files, store: Store) -> No
     )
 
 
-def _is_at(home: str, root: str) -> bool:
+def _is_at(home: str, root: str, place: Place) -> bool:
     """Whether the folder of a sink of the same store was where this one is."""
-    if is_hidden(home) and is_hidden(root):
-        return True
-    return home == root or ("://" not in home + root and os.path.realpath(home) == os.path.realpath(root))
+    own = beside(place)
+    return _same(home, root) or (own is not None and _same(own, root) and is_beside(home, place))
+
+
+def _same(one: str, other: str) -> bool:
+    return one == other or ("://" not in one + other and os.path.realpath(one) == os.path.realpath(other))
+
+
+def _is_meant(delivery: Delivery, root: str, files: Files) -> bool:
+    """Whether what the folder has now was begun by --restart, and none of it is delivered yet."""
+    claims = generations(root, files)
+    begun = next((g.number for g in reversed(claims) if g.kind == "restart"), None)
+    late = () if begun is None else [g for g in claims if g.number >= begun and not g.lost]
+    return bool(late) and not any(files.holds(path_of(g, delivery.shown)) for g in late)
 
 
 def _when(mark: Mark) -> tuple[int, str]:

@@ -58,6 +58,7 @@ from gristmill.stores.redishashes import AT_ONCE, Hashes, number_for
 from gristmill.stores.refused import AS_TEXT, refuse_far
 from gristmill.values import dataclass
 
+_OURS = f".*:(stages$|{STAGED})"  # names of keys that are no pointers
 UNKNOWN = 1_000_000  # rows that are expected where nobody can tell
 GRACE = 60  # seconds that the rows of an earlier generation stay, for readers of others that do not use the script
 ASKED = 5000  # keys a call of the script
@@ -78,23 +79,16 @@ return {at, cmsgpack.pack(out)}
 """
 # KEYS: the pointer, the places, the parts that are staged. ARGV: where it points now (or ''), where it is to, how many
 # hashes there are, marks, the place whose rows were staged, the one that is published (the same, or one that has those
-# rows among others), how many hashes the first has, and what names of places begin with. Where nothing points, but a
-# place is live, somebody has renamed the pointer, and reads by its new name what is there: it is kept.
+# rows among others), how many hashes the first has, and what names of places begin with.
 _SWITCH = """
 if (redis.call('HGET', KEYS[1], 'at') or '') ~= ARGV[1] then return 0 end
 for n = 5, 6 do
   local state = string.match(redis.call('HGET', KEYS[2], ARGV[n]) or '', '^%a+')
   if state ~= 'staging' and state ~= 'merging' then return 0 end
 end
-if ARGV[1] == '' then
-  local places = redis.call('HGETALL', KEYS[2])
-  for n = 1, #places, 2 do
-    local number = string.match(places[n + 1], '^live ?(%d*)$')
-    if number then redis.call('HSET', KEYS[2], places[n], 'kept ' .. number) end
-  end
-elseif string.sub(ARGV[1], 1, #ARGV[8]) == ARGV[8] then
+if string.sub(ARGV[1], 1, #ARGV[8]) == ARGV[8] then
   local before = string.match(string.sub(ARGV[1], #ARGV[8] + 1), '^[^:]*')
-  local number = string.match(redis.call('HGET', KEYS[2], before) or '', '^%a+ ?(%d*)$')
+  local number = string.match(redis.call('HGET', KEYS[2], before) or '', '^%a+ ?(%d*)')
   if number then redis.call('HSET', KEYS[2], before, 'going ' .. number) end
 end
 redis.call('HSET', KEYS[1], 'at', ARGV[2], 'buckets', ARGV[3], 'marks', ARGV[4])
@@ -102,18 +96,19 @@ redis.call('HSET', KEYS[2], ARGV[5], 'void ' .. ARGV[7], ARGV[6], 'live ' .. ARG
 redis.call('UNLINK', KEYS[3])
 return 1
 """
-# KEYS: the pointer, the places. ARGV: a place, and what the names of its keys begin with. Nothing, if it is published,
-# kept (see `_SWITCH`; or about to be) or not there; otherwise nobody publishes it any more: returns what it is from now
-# on, and how many hashes it has.
+# KEYS: the pointer, the places. ARGV: a place, what the names of its keys begin with, its state when it was looked at,
+# and another key that points there (or ''). Nothing, if it is published, or if its state has changed, or if that other
+# key leads readers there, which is noted. Otherwise nobody publishes it any more: returns what it is from now on, and
+# how many hashes it has.
 _GOING = """
 local at = redis.call('HGET', KEYS[1], 'at') or ''
-local state, number = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%a+) ?(%d*)$')
-if not state or string.sub(at, 1, #ARGV[2]) == ARGV[2] then return {} end
-if state == 'kept' or (state == 'live' and at == '') then return {} end
-state = (state == 'live' or state == 'going') and 'going' or 'void'
+local state, number = string.match(redis.call('HGET', KEYS[2], ARGV[1]) or '', '^(%a+) ?(%d*)')
+if state ~= ARGV[3] or string.sub(at, 1, #ARGV[2]) == ARGV[2] then return {} end
+local kept, was = ARGV[4] ~= '', {live = 1, kept = 1, going = 1}
+state = kept and 'kept' or was[state] and 'going' or 'void'
 redis.call('HDEL', KEYS[2], ARGV[1]) -- a server without memory refuses HSET, unless something was written before
-redis.call('HSET', KEYS[2], ARGV[1], state .. ' ' .. number)
-return {state, number}
+redis.call('HSET', KEYS[2], ARGV[1], state .. ' ' .. number .. (kept and ' ' .. ARGV[4] or ''))
+return kept and {} or {state, number}
 """
 # KEYS: the places, the parts of one of them. ARGV: the place; parts and their rows. Notes them, unless it is going.
 _STAGED = """
@@ -136,7 +131,7 @@ class Redis:
     @staticmethod
     def open(place: Place) -> Store:
         """The rows under a prefix, on a server that answers."""
-        refuse_ours(place, place.name, f".*:(stages$|{STAGED})")
+        refuse_ours(place, place.name, _OURS)
         return Server(place, _client(place))
 
     @staticmethod
@@ -215,21 +210,18 @@ class Server:
     def _at(self, place: str, part: str = "r") -> str:
         return f"{self._prefix}:{place}:{part}"
 
-    def _places(self) -> dict[str, tuple[str, str]]:
-        """What is noted of each place: whether rows are being staged or merged there, are or were live, are kept for
-        others, or are going (void: they never were live); and how many hashes it has, which an earlier version did not
-        note.
-        """
+    def _places(self) -> dict[str, Noted]:
+        """What is noted of each place."""
         found = self._client.hgetall(f"{self._prefix}:stages")
-        told = {name.decode(): state.decode().partition(" ") for name, state in found.items()}
-        return {name: (state, number) for name, (state, _, number) in told.items() if _is_ours(name)}
+        told = {name.decode(): state.decode().split(" ", 2) for name, state in found.items()}
+        return {name: Noted(*said) for name, said in told.items() if _is_ours(name)}
 
     def _begun(self, load: Load) -> There | None:
         """The place in which this generation's rows are being staged; None if there is none."""
         ours = (
-            (name, number)
-            for name, (state, number) in self._places().items()
-            if state == "staging" and number and name.partition(".")[0] == load.stage
+            (name, noted.number)
+            for name, noted in self._places().items()
+            if noted.state == "staging" and noted.number and name.partition(".")[0] == load.stage
         )
         return next((self._there(name, int(number)) for name, number in sorted(ours)), None)
 
@@ -324,23 +316,71 @@ class Server:
             made.hashes.take(staged)
         except Exception:  # such as of a server without memory: it has what was there, once more
             with contextlib.suppress(Exception):
-                self._remove(made.name)
+                self._remove(made.name, "merging")
             raise
         return made
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with _said(self._place):
-            for place, (state, _) in self._places().items():
-                other = state == "merging" or place.partition(".")[0] != load.stage  # a merge is of one attempt alone
-                ours = place.startswith(load.places) and (this or other)
-                # Rows that were live once are of no use to anybody, whichever sink they are from.
-                if ours or state not in ("staging", "merging"):
-                    self._remove(place)
+            places = self._places()
+            readers = self._readers(places)
+            for place, noted in places.items():
+                if noted.state in ("staging", "merging"):
+                    # A merge is of one attempt alone.
+                    other = noted.state == "merging" or place.partition(".")[0] != load.stage
+                    if place.startswith(load.places) and (this or other):
+                        self._remove(place, noted.state)
+                # Rows that were live once are of no use to anybody else, whichever sink they are from.
+                elif noted.state in ("going", "void") or place in readers:
+                    self._remove(place, noted.state, readers.get(place, ""))
 
-    def _remove(self, place: str) -> None:
-        """Remove what is in a place, except what is published, also if it became that just now."""
+    def _readers(self, places: Mapping[str, Noted]) -> dict[str, str]:
+        """For each place that was live and is not what the pointer says, though no delivery has replaced it, the key
+        that points there, or '': somebody has renamed the pointer, and reads by its new name what is there, or has
+        removed it. All keys are looked through if a place is new among these, or its key has gone.
+        """
+        at = (self._client.hget(self._prefix, "at") or b"").decode()
+        found = {
+            place: noted.reader
+            for place, noted in places.items()
+            if noted.state in ("live", "kept") and not at.startswith(self._at(place, ""))
+        }
+        of = {self._at(place, part).encode(): place for place in found for part in "rm"}
+        known = [name for name in found.values() if name]
+        held = {of[to]: name for name, to in zip(known, self._pointed(known), strict=True) if to and to in of}
+        if len(held) < len(found):
+            held = self._looked_for(of)
+        return {place: held.get(place, "") for place in found}
+
+    def _pointed(self, names: Sequence[str | bytes]) -> list[bytes | None]:
+        """Where each key points; None if it is no pointer, or not for this user."""
+        with self._client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.hget(name, "at")
+            return [at if isinstance(at, bytes) else None for at in pipeline.execute(raise_on_error=False)]
+
+    def _looked_for(self, of: Mapping[bytes, str]) -> dict[str, str]:
+        """The keys that point to places, among all; none if the server, or the user's rights there, say none."""
+        redis = require("redis", "redis", self._place.shown)
+        held: dict[str, str] = {}
+        rows = re.compile(_OURS.encode(), re.DOTALL)
+        names = (name for name in self._client.scan_iter(count=AT_ONCE, _type="hash") if not rows.match(name))
+        try:
+            while some := list(itertools.islice(names, AT_ONCE)):
+                found = zip(some, self._pointed(some), strict=True)
+                held |= {of[to]: name.decode(errors="replace") for name, to in found if to is not None and to in of}
+        except redis.ResponseError as e:
+            # Before Redis 6, there is no TYPE.
+            if not (isinstance(e, redis.exceptions.NoPermissionError) or "syntax" in str(e)):
+                raise
+        return held
+
+    def _remove(self, place: str, state: str, reader: str = "") -> None:
+        """Remove what is in a place that was found in a state, except what is published, also if it became that just
+        now, or what another key reads.
+        """
         stages = f"{self._prefix}:stages"
-        told = self._client.eval(_GOING, 2, self._prefix, stages, place, self._at(place, ""))
+        told = self._client.eval(_GOING, 2, self._prefix, stages, place, self._at(place, ""), state, reader)
         if not told:
             return
         state, number = (text.decode() for text in told)
@@ -377,6 +417,18 @@ def _is_ours(place: str) -> bool:
 def _as_pattern(name: str) -> str:
     """What is looked for by exactly this name."""
     return re.sub(r"([][*?^\\-])", r"\\\1", name)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What is noted of a place: whether rows are being staged or merged there, are or were live, are kept for another
+    key, its `reader`, or are going (void: they never were live); and how many hashes it has, which an earlier version
+    did not note.
+    """
+
+    state: str
+    number: str = ""
+    reader: str = ""
 
 
 @dataclass(frozen=True)
