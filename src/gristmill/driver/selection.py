@@ -176,7 +176,9 @@ def choose(
         r, begun = held.known(r), held.unfinished
         if begun is not None and begun.kind == "restart" and _whole(held, begun, r):
             return Choice(begun, begun.planned, r)
-        return Choice(held.claim("restart", r), False, r)
+        # Of a sink that is a store the verb counts even where its folder is new: it may have been lost.
+        again = held.claims or any(delivery.is_sink for delivery in r.job.deliver)
+        return Choice(held.claim("restart" if again else "new", r), False, r)
     return chosen(held, uri, r, append=append, accept=accept)
 
 
