@@ -16,18 +16,23 @@ from gristmill.cli.sink import retry_dead
 from gristmill.errors import nearest
 
 
-def test_the_flag_of_a_delivery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`deliver` has a --key of its own; it is no option of the sink there."""
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    """A result in the folder that commands are started in."""
     monkeypatch.chdir(tmp_path)
     pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
     gm.apply("rows.parquet", "out", fn=lambda batch: {"y": batch["id"]}, keep=["id"], workers=0)
-    assert main(["deliver", "out", "sqlite://s.sqlite#t", "--mode", "upsert"]) == 2
+    capsys.readouterr()
+    return "out"
+
+
+def test_the_flag_of_a_delivery(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`deliver` has a --key of its own; it is no option of the sink there."""
+    assert main(["deliver", out, "sqlite://s.sqlite#t", "--mode", "upsert"]) == 2
     said = capsys.readouterr().err
     assert "(for this command: key= is --key)" in said, said
-    assert main(["deliver", "out", "sqlite://s.sqlite#t", "--mode", "upsert", "--key", "id"]) == 0
-    assert main(["deliver", "out", "sqlite://s.sqlite#t", "--set", "sink.key=id"]) == 2
+    assert main(["deliver", out, "sqlite://s.sqlite#t", "--mode", "upsert", "--key", "id"]) == 0
+    assert main(["deliver", out, "sqlite://s.sqlite#t", "--set", "sink.key=id"]) == 2
     assert "--set only applies to a job" in capsys.readouterr().err
 
 
@@ -137,18 +142,14 @@ def test_a_way_out_beside_its_flag(
 
 
 def test_what_a_delivery_shows_of_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    out: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a run: GRISTMILL_PROGRESS silences it, and a word that is none of its values is refused."""
-    monkeypatch.chdir(tmp_path)
-    pq.write_table(pa.table({"id": [1, 2]}), "rows.parquet")
-    gm.apply("rows.parquet", "out", fn=lambda batch: {"y": batch["id"]}, keep=["id"], workers=0)
-    capsys.readouterr()
     monkeypatch.setenv("GRISTMILL_PROGRESS", "quiet")
-    assert main(["deliver", "out", "sqlite://s.sqlite#t"]) == 2
+    assert main(["deliver", out, "sqlite://s.sqlite#t"]) == 2
     assert "'quiet' is not one of" in capsys.readouterr().err and not Path("s.sqlite").exists()
     monkeypatch.setenv("GRISTMILL_PROGRESS", "off")
-    assert main(["deliver", "out", "sqlite://s.sqlite#t"]) == 0
+    assert main(["deliver", out, "sqlite://s.sqlite#t"]) == 0
     assert capsys.readouterr().err == ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,7 +16,7 @@ from gristmill.files import roots
 from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import kind_of
-from gristmill.job.uris import QUERY, file_named, is_local, local_path, records_of, redact, store_place
+from gristmill.job.uris import QUERY, file_named, is_address, is_local, local_path, records_of, redact, store_place
 from gristmill.process.scratch import is_passing
 from gristmill.result.published import LETTERS, Published
 from gristmill.sinks.contract import SinkFormat
@@ -109,7 +108,7 @@ def _one_server(one: str, other: str) -> bool:
         return one == other
     if rest != others or host == name:
         return rest == others
-    known = name.startswith(f"{host}.") or _is_address(host) or _is_address(name)
+    known = name.startswith(f"{host}.") or is_address(host) or is_address(name)
     return known and not _addresses(host).isdisjoint(_addresses(name))
 
 
@@ -117,14 +116,6 @@ def _endpoint(server: str) -> tuple[str, str, str]:
     found = urlsplit(f"//{server}")
     port = found.netloc.rpartition("@")[2].removeprefix(f"[{found.hostname}]").partition(":")[2]
     return found.hostname or "", "" if port in ("80", "443") else port, found.path
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def _addresses(host: str) -> set[Any]:

@@ -16,7 +16,6 @@ Name = tuple[Token, ...]
 """A name of a file or a folder, as far as it is known."""
 
 _MANY = "*"
-_MAGIC = re.compile(r"[*?\[]")
 _CHARACTERS = "".join(sorted(set(string.printable) - set("/" + string.whitespace), key=lambda c: (not c.isalnum(), c)))
 _FILE = re.compile(r"[^=]*\.[A-Za-z]\w*")
 ANYTHING: Name = (("", False), ("", True))
@@ -48,7 +47,7 @@ def read(uri: str, folder: str, below: Sequence[Name]) -> bool:
 @lru_cache(4096)
 def example(pattern: str, name: Name) -> str | None:
     """One of the names that a component of a pattern matches; None if it matches none of them."""
-    if not _MAGIC.search(pattern):
+    if not patterns.MAGIC.search(pattern):
         return pattern if _names(name).fullmatch(pattern) else None
     wanted = _tokens(pattern)
     rest: dict[tuple[int, int], str | None] = {}  # by where both begin

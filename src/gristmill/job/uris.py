@@ -4,6 +4,7 @@ stored and compared.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from urllib.parse import unquote
@@ -64,6 +65,15 @@ _ONE_STORE = {"gcs": "gs", "s3a": "s3", "s3n": "s3", "abfs": "abfss", "az": "abf
 _ONE_SLASH = re.compile(r"file:/(?!/)", re.IGNORECASE)
 _GENERATION = re.compile(r"(.*[^@/])/?@(\d+|staged)")
 _KEPT_USER = frozenset({"abfs", "abfss", "wasb", "wasbs", "adl", "az"})  # what precedes @ names the container
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, and no name."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def is_local(uri: str) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import field
 from http.cookies import CookieError, SimpleCookie
 
 from gristmill.errors import BadJob
+from gristmill.job.uris import is_address
 from gristmill.values import dataclass
 
 LEAST_TOKEN = 16  # characters: what nobody finds by trying
@@ -30,7 +31,7 @@ class Listen:
     @property
     def local(self) -> bool:
         """Whether only this machine reaches it."""
-        return self.host == "localhost" or (_is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
+        return self.host == "localhost" or (is_address(self.host) and ipaddress.ip_address(self.host).is_loopback)
 
     def url(self, port: int) -> str:
         """The address of the pages, once the port is known."""
@@ -73,7 +74,7 @@ class Access:
         found = _NAMED.fullmatch(host)
         if found is None:
             return False
-        return bool(self.token) or found[1].lower() == "localhost" or _is_address(found[1])
+        return bool(self.token) or found[1].lower() == "localhost" or is_address(found[1])
 
     def lets_in(self, cookies: str, authorization: str) -> bool:
         """Whether a request comes from somebody who has the token."""
@@ -119,11 +120,3 @@ class Access:
 
 def _same(one: str, other: str) -> bool:
     return hmac.compare_digest(one.encode("utf-8", "replace"), other.encode("utf-8", "replace"))
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -12,7 +12,7 @@ from gristmill.files.disk import META
 from gristmill.job.uris import QUERY, local_path, redact
 from gristmill.sources.listing import Entry, Listing, LocalListing
 
-_MAGIC = re.compile(r"[*?\[]")
+MAGIC = re.compile(r"[*?\[]")
 _IGNORED_ENDS = (".tmp", ".crc")
 _WILD = "*?]"  # what ends a component of a pattern that stands for several names
 # `_x` and `.x` are hidden, and the folder `x.tmp`; `_day=1` and `day=.tmp` are partitions.
@@ -36,7 +36,7 @@ def files_of(listing: Listing, path: str, shown: str) -> tuple[str, list[tuple[s
                 "columns there are: run again once there is one; allow_empty is for files without rows"
             )
         return path, found
-    if _MAGIC.search(path):
+    if MAGIC.search(path):
         base, parts = _fixed(path)
         matched = dict(_expand(listing, base, parts))
         if not matched:
@@ -81,7 +81,7 @@ def hive(below: str) -> str:
 def _fixed(pattern: str) -> tuple[str, list[str]]:
     """The folder before the first wildcard, and the components from there on."""
     parts = _names(pattern)
-    fixed = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
+    fixed = next(i for i, part in enumerate(parts) if MAGIC.search(part))
     return "/".join(parts[:fixed]) or ("/" if pattern.startswith("/") else ""), parts[fixed:]
 
 
@@ -96,7 +96,7 @@ def _expand(listing: Listing, base: str, parts: list[str]) -> Iterator[tuple[str
             if wanted.fullmatch(path[start:].replace(os.sep, "/")) and (hidden or not path.endswith(_IGNORED_ENDS)):
                 yield path, entry
         return
-    if not _MAGIC.search(part):
+    if not MAGIC.search(part):
         path = _join(base, part)
         there = listing.look(path)
         if there is not None:
@@ -166,7 +166,7 @@ def _part(part: str) -> str:
 def reads(uri: str, path: str) -> bool:
     """Whether a folder or a pattern would read a file that appears at `path`, which is taken literally."""
     uri = QUERY.split(uri, maxsplit=1)[0].rstrip("/")
-    if not _MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
+    if not MAGIC.search(uri) or ("://" not in uri and os.path.isdir(uri)):
         below = path.startswith(f"{uri}/") and ("://" in uri or os.path.isdir(uri))
         return below and not _unread(path[len(uri) + 1 :])
     base, parts = _fixed(uri)
@@ -192,7 +192,7 @@ def _nearby(listing: Listing, path: str) -> str:
     if path.startswith(("http://", "https://")):
         return "check the address"  # a web server has no folders
     parts = _names(path)
-    fixed = next((i for i, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    fixed = next((i for i, part in enumerate(parts) if MAGIC.search(part)), len(parts))
     for depth in range(min(fixed, len(parts) - 1), 0, -1):
         folder = "/".join(parts[:depth]) or "/"
         above = listing.look(folder)
