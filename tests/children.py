@@ -37,6 +37,14 @@ def _children(pid: int) -> set[int]:
     return found
 
 
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it runs: neither gone, also while this looks, nor waiting for its parent to hear of its end."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def is_kept(process: psutil.Process) -> bool:
     """Whether it is there for the next test, or gone: a fork server, one of multiprocessing's trackers."""
     try:
@@ -49,6 +57,6 @@ def is_worker(process: psutil.Process) -> bool:
     """Whether it is a worker that has not ended: a fork of a fork server, or a fresh interpreter."""
     try:
         forked = process.name() == "gristmill-work"
-        return (forked or "engines.serving" in " ".join(process.cmdline())) and process.status() != psutil.STATUS_ZOMBIE
+        return (forked or "engines.serving" in " ".join(process.cmdline())) and is_alive(process)
     except psutil.Error:
         return False

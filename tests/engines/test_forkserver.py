@@ -22,6 +22,7 @@ import pytest
 from pretended import Feed, Stages, Worker
 
 import gristmill as gm
+from children import is_alive
 from gristmill.driver.warmup import SMALL
 from gristmill.engines import forkserver, interpreter
 from gristmill.engines.forkserver import NAME, Child
@@ -35,14 +36,9 @@ pytestmark = pytest.mark.skipif(not forkserver.possible(), reason="needs Linux, 
 
 def servers() -> list[psutil.Process]:
     """The fork servers below this process."""
-    return [child for child in psutil.Process().children() if serves(child)]
-
-
-def serves(process: psutil.Process) -> bool:
-    """Whether it is a fork server that has not ended, also while it does."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return process.status() != psutil.STATUS_ZOMBIE and process.name() == NAME
-    return False
+        return [child for child in psutil.Process().children() if child.name() == NAME and is_alive(child)]
+    return servers()  # one was gone before its name was read
 
 
 @pytest.fixture(autouse=True)
@@ -231,7 +227,7 @@ def test_a_server_that_is_gone(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     if how == "killed":
         server.wait(5)
     printed(2, Looking(), 40)
-    assert not serves(server)
+    assert not is_alive(server)
 
 
 def test_workers_outlive_their_server() -> None:
@@ -298,7 +294,7 @@ def test_forks_end_with_the_driver(tmp_path: Path) -> None:
     driver.kill()
     driver.communicate()
     _, alive = psutil.wait_procs(children, timeout=10)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if is_alive(p)]
 
 
 @pytest.mark.few(2)

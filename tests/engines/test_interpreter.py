@@ -17,6 +17,7 @@ import pytest
 from pretended import Feed, Stages, Worker
 
 import gristmill as gm
+from children import is_alive
 from gristmill.driver import warmup
 from gristmill.engines.interpreter import MOST, SPARES, Spares
 from gristmill.engines.local import Local
@@ -131,7 +132,7 @@ def test_a_fork_leaves_them_alone(ready: set[int]) -> None:
         SPARES.end()
         os._exit(0 if SPARES.take(import_path(), thread_variables(1)) is None else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert all(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in ready)
+    assert all(is_alive(psutil.Process(pid)) for pid in ready)
 
 
 def test_a_small_job_starts_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +178,6 @@ def test_one_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     driver.communicate()
     assert len(children) == 2
     deadline = time.monotonic() + 10
-    while any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in children):
+    while any(is_alive(p) for p in children):
         assert time.monotonic() < deadline
         time.sleep(0.05)

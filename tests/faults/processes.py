@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from children import is_worker
+from children import is_alive, is_worker
 
 HERE = Path(__file__).parent
 
@@ -60,7 +60,7 @@ def workers_of(pid: int) -> list[psutil.Process]:
 def gone(processes: list[psutil.Process], seconds: float = 12.0) -> bool:
     """Whether all have ended within `seconds`."""
     _, alive = psutil.wait_procs(processes, timeout=seconds)
-    return not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    return not [p for p in alive if is_alive(p)]
 
 
 def receipts_in(root: str) -> int:

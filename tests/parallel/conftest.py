@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from children import below, is_kept
+from children import below, is_alive, is_kept
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -25,7 +25,7 @@ def nothing_left_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     yield
     left = [process for process in below() if process.pid not in before and not is_kept(process)]
     _, alive = psutil.wait_procs(left, 3)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in alive if is_alive(p)]
     deadline = time.monotonic() + 3
     while (folders := _abandoned()) and time.monotonic() < deadline:
         gc.collect()  # of an exception that a test has caught: its frames hold the map

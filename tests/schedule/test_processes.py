@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
+from children import is_alive
 
 JOB = """
 vars: {ds: ""}
@@ -131,7 +132,7 @@ def test_a_stop_leaves_the_run_resumable(place: Path) -> None:
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=30)
     assert first.returncode == 143 and "1 run was stopped and resumes at the next start" in said
-    assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+    assert not [child for child in children if is_alive(child)]
     assert not (place / "out/2026-01-01/_SUCCESS").exists()
     assert subprocess.run(command("--once"), timeout=120, stderr=subprocess.DEVNULL).returncode == 0
     whole(place, 1)
