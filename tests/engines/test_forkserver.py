@@ -168,6 +168,14 @@ def test_many_forks_find_pandas_imported(tmp_path: Path, monkeypatch: pytest.Mon
         assert rows["had"].to_pylist() == [workers == 3] * 2
 
 
+def test_later_runs_find_pandas_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run of a process does not wait for it; the same server has it for the next, whatever the workers."""
+    pq.write_table(pa.table({"id": range(2)}), tmp_path / "rows.parquet")
+    monkeypatch.setenv("A_SERVER", "of this test's own, too")
+    had = [gm.apply(str(tmp_path / "rows.parquet"), fn=has_pandas, workers=1)["had"].to_pylist() for _ in range(3)]
+    assert had == [[False] * 2, [True] * 2, [True] * 2] and len(servers()) == 1
+
+
 JOB = """
 import sys
 import gristmill as gm

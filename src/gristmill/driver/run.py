@@ -130,6 +130,7 @@ def _phases(command: Command, stops: Stops) -> Generator[Receipt, None, Publishe
         return done
     finally:
         SPARES.end()
+        SPARES.expect_another()
         if done is None or not done.later:
             command.log.observer.close()
 

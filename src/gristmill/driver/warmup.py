@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 
+from gristmill.engines.forkserver import PANDAS
 from gristmill.engines.interpreter import MOST, SPARES
 from gristmill.job.job import JobSpec, Source
 from gristmill.process import machine
@@ -24,9 +25,7 @@ IMPORTS = (
     "gristmill.sinks.parquet",
     "pyarrow.parquet",
 )
-# pandas takes longer to import than all of these, and workers wait for it. pyarrow imports it when it is given a list
-# of Python, which many jobs never do: so it is imported ahead only for more workers than these, which share its pages.
-AHEAD, FEW = "gristmill.arrow.pandasahead", 2
+FEW = 2  # workers that each import pandas when they need it; more wait for one import, and share its pages
 # Libraries that start no thread when they are imported, and take long: what this process has of them, because a script
 # imported it above its model, workers will need, too.
 LARGE = ("torch",)
@@ -40,7 +39,7 @@ def start(spec: JobSpec) -> None:
     ahead = [] if machine.gpus() else list(dict.fromkeys(wanted))
     workers = spec.engine.workers if isinstance(spec.engine.workers, int) else machine.cores()
     several = workers > FEW and not _small(spec.source)
-    imports = (*IMPORTS, *([AHEAD] if several else []), *ahead)
+    imports = (*IMPORTS, *([PANDAS] if several else []), *ahead)
     SPARES.start(spec.engine, machine.cores(), imports, most=1 if _small(spec.source) else MOST)
 
 

@@ -37,6 +37,10 @@ BORN = 10.0  # seconds for a fork; a stopped server is ended
 IDLE = 30.0  # seconds without requests after which a server ends
 POLL = 0.05  # seconds between looks at a process that is waited for with a limit
 READY = b"+"
+FORK_ONE, IMPORT_MORE = b"f", b"i"  # what it is asked
+# pandas takes longer to import than all else that workers import. pyarrow does so when it is given a list of Python,
+# which many jobs never do: a server imports it when the first run has ended, for those that come after it.
+PANDAS = "gristmill.arrow.pandasahead"
 NAME = "gristmill-fork"  # the process's name
 _SUBREAPER, _IS_SUBREAPER = 36, 37  # prctl(2): PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
 # Prevent numpy and Arrow from starting threads when they are imported.
@@ -172,6 +176,13 @@ class ForkServer:
             self.end()
             return None
 
+    def import_more(self) -> None:
+        """Have it import what later runs may need, now that one has ended."""
+        with self._lock, contextlib.suppress(OSError):  # one that has ended is found out by whoever needs a fork
+            if self._ready and PANDAS not in self._imports:
+                self._socket.send(IMPORT_MORE)
+                self._imports |= {PANDAS}
+
     def end(self) -> None:
         """End the server; its forks live on."""
         self._ended = True
@@ -204,7 +215,7 @@ class ForkServer:
                 theirs.append(w if number else r)
             theirs.append(os.open(".", os.O_PATH))
             with _taking_orphans():
-                socket.send_fds(self._socket, [b"f"], theirs)
+                socket.send_fds(self._socket, [FORK_ONE], theirs)
                 pid = int(self._heard(BORN))
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # ChildProcessError: it is not ours
             stdin, stdout, stderr = open(ours[0], "wb"), open(ours[1], "rb"), open(ours[2], "rb")  # noqa: SIM115
@@ -261,9 +272,7 @@ def serve(driver: int, imports: Sequence[str]) -> NoReturn:
     asked = socket.socket(fileno=os.dup(0))
     for module in imports:
         importlib.import_module(module)
-    if len(os.listdir("/proc/self/task")) > 1:
-        os._exit(1)  # threads are lost in a fork, and their locks stay held for ever
-    gc.freeze()
+    _settle()
     asked.sendall(READY)
     with selectors.DefaultSelector() as selector:
         selector.register(asked, selectors.EVENT_READ)
@@ -271,6 +280,10 @@ def serve(driver: int, imports: Sequence[str]) -> NoReturn:
             said, files, _, _ = socket.recv_fds(asked, 1, 4)
             if not said:
                 break
+            if said == IMPORT_MORE:
+                importlib.import_module(PANDAS)
+                _settle()
+                continue
             pid = _forked(files, driver)
             if pid == 0:
                 asked.close()
@@ -280,6 +293,13 @@ def serve(driver: int, imports: Sequence[str]) -> NoReturn:
                 os.close(fd)
             asked.sendall(str(pid).encode())
     os._exit(0)
+
+
+def _settle() -> None:
+    """After imports. Threads are lost in a fork, and their locks stay held for ever: with any, this process ends."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        os._exit(1)
+    gc.freeze()
 
 
 def _forked(files: Sequence[int], driver: int) -> int:

@@ -120,6 +120,12 @@ class Spares:
                 spare.popen.communicate()
             self._kept = []
 
+    def expect_another(self) -> None:
+        """A run has ended, and more may follow: what many workers need is imported once for all of them."""
+        with self._lock:
+            if self._server is not None and self._server.born.process == os.getpid():
+                self._server.import_more()
+
     def _forks(self, path: Sequence[str], imports: Sequence[str] = ()) -> ForkServer | None:
         """The server for workers that import from `path`, started if need be."""
         if self._failed >= TRIES or not forkserver.possible():
