@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import sqlite3
 from dataclasses import replace
@@ -605,3 +606,23 @@ def test_a_list_of_no_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.strip() == (
         f"{tmp_path}: no job file with a schedule that can be run is here: nothing runs until one is"
     )
+
+
+def test_a_list_for_monitors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--list --json`: a line for each job, with its next time and how its last night ended; and for each that cannot
+    be run, with what is wrong.
+    """
+    folder = tmp_path / "jobs"
+    write(folder, more='schedule: {cron: "0 23 * * *", timezone: Europe/Berlin}')
+    (folder / "bad.yaml").write_text('schedule: "0 23 * * *"\nsource: [')
+    run(folder, Simulated(utc("2026-01-01T12:00"), lambda run: 3), "2026-01-02T12:00")
+    assert main(["up", str(folder), "--list", "--json"]) == 0
+    good, bad = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (good["job"], good["when"]) == ("n.yaml", "0 23 * * * Europe/Berlin")
+    assert datetime.fromisoformat(good["next"]) > utc("2026-11-29T00:00") and "T23:00:00+0" in good["next"]
+    last = good["last"]
+    assert (last["tick"], last["state"], last["exit"]) == ("2026-01-01T23:00:00+01:00", "failed", 3)
+    assert last["begun"] <= last["ended"] and last["next_try"] is None
+    assert bad.keys() == {"job", "bad"} and bad["job"] == "bad.yaml" and bad["bad"]
+    assert main(["up", str(folder), "--json"]) == 2
+    assert "--json is for --list" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import sys
@@ -70,6 +71,9 @@ GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
     help="Show the jobs, when they run next, and how they ended, instead of running them",
 )
 @words.option(
+    "--json", "as_json", is_flag=True, group="What it shows", help="With --list: print JSON, a line for a job"
+)
+@words.option(
     "--again",
     metavar="JOB",
     multiple=True,
@@ -94,7 +98,9 @@ GRISTMILL_TOKEN=$(cat token) gristmill up jobs/ --listen 0.0.0.0:8080
     help="The token that the pages ask for is in this file",
 )
 @words.debug
-def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: str | None, **given: Any) -> int:
+def up(
+    folder: str, once: bool, listing: bool, as_json: bool, again: tuple[str, ...], state: str | None, **given: Any
+) -> int:
     """Run the job files in FOLDER that have a `schedule:`, each time that it says so, until it is stopped.
 
     Jobs run as `gristmill run JOB` does in the current folder, one after the other. A run that fails with exit 1 is
@@ -112,17 +118,28 @@ def up(folder: str, once: bool, listing: bool, again: tuple[str, ...], state: st
     if not os.path.isdir(folder):
         raise BadJob(f"{folder}: there is no such folder: give the one with the job files")
     where = state or os.path.join(folder, ".gristmill")
+    if as_json and not listing:
+        raise BadJob("--json is for --list; what happens while jobs run is written as JSON by --events FILE")
     files = JobFiles(folder, os.environ)
     if listing:
-        from gristmill.schedule.listing import listed
-
-        listed(files, where, datetime.now(timezone.utc)).show(sys.stdout)
+        _show(files, where, as_json)
         return 0
     if again:
         _again(files, where, again, once)
         if not once:
             return 0
     return _run(files, where, once, given, at)
+
+
+def _show(files: Any, where: str, as_json: bool) -> None:
+    from gristmill.schedule.listing import listed, table
+
+    now = datetime.now(timezone.utc)
+    jobs = listed(files, where, now)
+    if not as_json:
+        return table(files, jobs, now).show(sys.stdout)
+    for job in jobs:
+        sys.stdout.write(json.dumps(job.as_dict(), ensure_ascii=False) + "\n")
 
 
 def _listening(listen: str | None, file: str | None) -> tuple[Any, str] | None:

@@ -238,8 +238,8 @@ class _Choice:
             return EncoderFiles(self.root, self.folder, "onnx", "int8", weights, full, quantise=True)
         if self.dtype not in ("auto", "float32"):
             raise BadModel(
-                f"{self.name}: there is no ONNX file of dtype {self.dtype} in {self.root}; "
-                f"there are: {self._names(self._graphs())}"
+                f"{self.name}: there is no ONNX file of dtype {self.dtype} in {self.root}, and only float32 and "
+                f"int8 are made here; there are: {self._names(self._graphs())}"
             )
         if not self.weights:
             raise BadModel(

@@ -1,10 +1,11 @@
-"""The jobs of a folder as a table: when they run next, and how they ended."""
+"""The jobs of a folder: when they run next, and how they ended."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from datetime import datetime, tzinfo
+from typing import Any
 
 from gristmill.job.schedule import Schedule
 from gristmill.observe import units
@@ -13,13 +14,45 @@ from gristmill.schedule.calendar import next_tick
 from gristmill.schedule.contract import RUN, Run
 from gristmill.schedule.jobs import JobFiles
 from gristmill.schedule.state import State
+from gristmill.values import dataclass
 
 
-def listed(files: JobFiles, folder: str, now: datetime) -> Table:
-    """A line for each job file with a schedule, and for each that cannot be run. Raises BadJob if the state in `folder`
-    is that of other jobs.
+@dataclass(frozen=True)
+class Listed:
+    """A job file with a schedule, or one that cannot be run: then `bad` says why."""
+
+    job: str
+    schedule: Schedule | None = None
+    next: datetime | None = None
+    last: Run | None = None
+    bad: str = ""
+
+    def as_row(self) -> tuple[str, str, str, str]:
+        """A line of `table`."""
+        if self.schedule is None:
+            return self.job, "cannot be run", "", self.bad
+        following = "" if self.next is None else f"{self.next:%Y-%m-%d %H:%M %Z}"
+        return self.job, when(self.schedule), following, _ended(self.last, self.schedule.zone) if self.last else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For programs: times as ISO 8601, None for what there is not."""
+        if self.schedule is None:
+            return {"job": self.job, "bad": self.bad}
+        run, zone = self.last, self.schedule.zone
+        last = None if run is None else {
+            "tick": run.tick.astimezone(zone).isoformat(), "state": run.state, "exit": run.exit, "late": run.late,
+            "reason": run.reason or None, "attempts": run.attempts, "begun": _instant(run.begun, zone),
+            "ended": _instant(run.ended, zone), "next_try": _instant(run.next, zone) if run.state == "due" else None,
+        }  # fmt: skip
+        following = None if self.next is None else self.next.isoformat()
+        return {"job": self.job, "when": when(self.schedule), "next": following, "last": last}
+
+
+def listed(files: JobFiles, folder: str, now: datetime) -> tuple[Listed, ...]:
+    """Each job file with a schedule, and each that cannot be run. Raises BadJob if the state in `folder` is that of
+    other jobs.
     """
-    found, rows = files.read(now), []
+    found, jobs = files.read(now), []
     with contextlib.ExitStack() as stack:
         state = None
         if os.path.exists(os.path.join(folder, "up.sqlite")):
@@ -27,14 +60,16 @@ def listed(files: JobFiles, folder: str, now: datetime) -> Table:
             state.refuse_others(files.folder)
         for name, told in found.jobs.items():
             last = [run for run in state.last(name, 2) if run.what == RUN] if state is not None else []
-            tick = next_tick(told, now)
-            following = "" if tick is None else f"{tick:%Y-%m-%d %H:%M %Z}"
-            rows.append((name, when(told.schedule), following, _ended(last[0], told.schedule.zone) if last else ""))
-    rows += [(name, "cannot be run", "", why) for name, why in found.bad.items()]
-    if not rows:
+            jobs.append(Listed(name, told.schedule, next_tick(told, now), last[0] if last else None))
+    return (*jobs, *(Listed(name, bad=why) for name, why in found.bad.items()))
+
+
+def table(files: JobFiles, jobs: tuple[Listed, ...], now: datetime) -> Table:
+    """A line for each of them."""
+    if not jobs:
         return Table((), (), title=outlook(files, now))
-    title = f"{files.folder}: {len(found.jobs)} with a schedule"
-    return Table(("job", "when", "next", "last"), tuple(rows), title=title)
+    title = f"{files.folder}: {sum(job.schedule is not None for job in jobs)} with a schedule"
+    return Table(("job", "when", "next", "last"), tuple(job.as_row() for job in jobs), title=title)
 
 
 def when(schedule: Schedule) -> str:
@@ -54,6 +89,10 @@ def outlook(files: JobFiles, now: datetime) -> str:
     tick, name = min(times, default=(None, ""))
     following = "" if tick is None else f"; next {name} at {tick:%Y-%m-%d %H:%M %Z}"
     return f"{files.folder}: {units.plural(len(found.jobs), 'job')} with a schedule{bad}{following}"
+
+
+def _instant(seconds: float | None, zone: tzinfo) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, zone).isoformat(timespec="seconds")
 
 
 def _ended(run: Run, zone: tzinfo) -> str:
