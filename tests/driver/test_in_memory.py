@@ -326,3 +326,15 @@ def test_a_series_of_texts_has_its_index_back(minilm_int8: Path) -> None:
     table = gm.embed(texts, model=str(minilm_int8), workers=0)
     one = gm.embed(["two cats"], model=str(minilm_int8), workers=0)["embedding"].to_pylist()[0]
     np.testing.assert_allclose(table.to_pandas()["embedding"].loc[3], one, atol=1e-5)
+
+
+def test_what_cannot_be_given_says_how_it_can() -> None:
+    """A column of pandas without an Arrow form, an index named as a column, a sentence where a list belongs."""
+    for odd in (pd.Series(pd.arrays.SparseArray([0, 1])), pd.Series([1j, 2j])):
+        with pytest.raises(BadSource, match=r"column 'x': its type is .+, for which Arrow has none: make it numbers"):
+            scored(pd.DataFrame({"x": odd}))
+    frame = pd.DataFrame({"x": [1, 2]}, index=pd.Index(["a", "b"], name="id"))
+    with pytest.raises(BadSource, match=r"'id' is the index of the DataFrame, which is no column: give \.reset_index"):
+        gm.apply(frame, fn=echo, batch_format="rows", workers=0, keep=["id"])
+    with pytest.raises(gm.BadJob, match=r"embed: 'one dog' is no file: texts are given as a list, \['one dog'\]"):
+        gm.embed("one dog", model="anything")

@@ -198,6 +198,13 @@ def kept_columns(job: JobSpec, info: ModelInfo, schema: pa.Schema, blank: bool =
     return keep
 
 
+def _of_index(data: Any, name: str) -> str:
+    """What to do about a name that the index of a DataFrame has."""
+    if not hasattr(data, "iloc") or name not in data.index.names:
+        return ""
+    return f"; {name!r} is the index of the {type(data).__name__}, which is no column: give .reset_index()"
+
+
 def implied(job: JobSpec) -> tuple[str, ...]:
     """Columns that are kept because they name folders, or rows are sorted by them."""
     sink = job.sink
@@ -216,7 +223,8 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
         for name in names:
             if name not in there.names and name not in more:
                 own = "; what the model returns is written anyway, without keep"
-                raise _no_column(name, there, what, more=own if what == "keep" and info.outputs is None else "")
+                more = own if what == "keep" and info.outputs is None else ""
+                raise _no_column(name, there, what, more=_of_index(job.source.data, name) or more)
     for name in sink.drop:
         if name not in there.names and not job.post and name not in (info.outputs or (name,)):
             raise _no_column(

@@ -129,7 +129,10 @@ def _pandas_columns(frame: Any) -> dict[str, Any]:
 def _pandas_values(series: Any) -> pa.Array | pa.ChunkedArray:
     kind = getattr(getattr(series.dtype, "categories", series), "dtype", None)  # of a categorical: its categories'
     if getattr(kind, "name", "") != "object":
-        return pandas_array(series)
+        try:
+            return pandas_array(series)
+        except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as e:
+            raise Lossy(f"its type is {series.dtype}, for which Arrow has none: make it numbers or text first") from e
     values = series.to_numpy(dtype=object, copy=True)
     values[series.isna().to_numpy()] = None
     return from_python(list(values))
