@@ -725,8 +725,8 @@ def _texts(verb: str, source: Any, column: str | None) -> tuple[Any, str]:
             raise BadJob(f"{verb}: texts come as a {type(source).__name__}: make it a list")
         if isinstance(source, str) and " " in source and not (set(source) & set("/*?[") or os.path.exists(source)):
             raise BadJob(
-                f"{verb}: {source!r:.60} is no file: texts are given as a list, [{source!r:.40}], and of a file text= names "
-                "the column that holds them"
+                f"{verb}: {source!r:.60} is no file: texts are given as a list, [{source!r:.40}], and of a file text= "
+                "names the column that holds them"
             )
         raise BadJob(f"{verb} needs text=: the column that holds the texts, for example text='body'")
     return source, column

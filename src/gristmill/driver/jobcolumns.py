@@ -223,8 +223,8 @@ def _check_names(job: JobSpec, sink: Sink, info: ModelInfo, schema: pa.Schema) -
         for name in names:
             if name not in there.names and name not in more:
                 own = "; what the model returns is written anyway, without keep"
-                more = own if what == "keep" and info.outputs is None else ""
-                raise _no_column(name, there, what, more=_of_index(job.source.data, name) or more)
+                hint = own if what == "keep" and info.outputs is None else ""
+                raise _no_column(name, there, what, more=_of_index(job.source.data, name) or hint)
     for name in sink.drop:
         if name not in there.names and not job.post and name not in (info.outputs or (name,)):
             raise _no_column(
