@@ -16,6 +16,7 @@ import oracles
 import processes
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import victims
 from heard import Heard
@@ -63,6 +64,47 @@ def test_steps_dead_letters_and_ids(place: Place, numbers: str, tmp_path: Path) 
     oracles.same_values(str(tmp_path / "out"), gm.read(tmp_path / "wanted").to_table())
     letters = [gm.dead(tmp_path / name).drop_columns(["traceback"]).to_pylist() for name in ("out", "wanted")]
     assert letters[0] == letters[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("key", [None, "id"], ids=["files", "rows"])
+def test_an_update(place: Place, key: str | None, tmp_path: Path) -> None:
+    """A file edited, one gone and one new: as many rows are kept and scored as without any worker, by files or by a
+    key, and the same values are published.
+    """
+
+    def write(name: str, ids: range, by: float) -> None:
+        x = [float(i) * by for i in ids]
+        pq.write_table(pa.table({"id": pa.array(ids, pa.int64()), "x": x}), tmp_path / "in" / f"{name}.parquet")
+
+    def night(root: str, engine: dict[str, Any]) -> gm.Report:
+        update = {"key": [key]} if key else True
+        model = gm.model(doubled, takes={"x": "float64 not null"})
+        sink = gm.sink(str(tmp_path / root), keep=["id"], row_id="rid")
+        spec = jobs.engine_of(engine)
+        return gm.Job(str(tmp_path / "in"), model, sink, update=update, engine=spec, shard_rows=30).run()
+
+    (tmp_path / "in").mkdir()
+    alone = {"name": "local", "workers": 0}
+    for n in range(4):
+        write(str(n), range(n * 100, n * 100 + 100), 1.0)
+    for root, engine in (("out", place.engine), ("wanted", alone)):
+        assert night(root, engine).rows_ok == 400
+    write("1", range(90, 200), 1.0)  # ten of them were in another file
+    write("0", range(0, 90), 1.0)
+    write("2", range(200, 300), 2.0)
+    write("4", range(400, 450), 1.0)
+    (tmp_path / "in" / "3.parquet").unlink()
+    told = [night(root, engine) for root, engine in (("out", place.engine), ("wanted", alone))]
+    assert told[0].rows_ok == told[1].rows_ok == 350
+    assert told[0].updated == told[1].updated and told[0].updated["kept"] > 0
+    oracles.same_values(str(tmp_path / "out"), gm.read(tmp_path / "wanted").to_table())
+    assert gm.verify(tmp_path / "out", source=True).ok
+
+
+def doubled(batch: dict[str, Any]) -> dict[str, Any]:
+    """Twice a number."""
+    return {"y": batch["x"] * 2}
 
 
 def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
