@@ -500,6 +500,23 @@ def test_equal_prompts_are_asked_once(chat: ChatServer, tmp_path: Path, workers:
     assert chat.told()["answered"] == {f"word {n}": 1 for n in range(7)} and report.used["requests"] == 7
 
 
+@pytest.mark.parametrize("how", ["where", "filter"])
+def test_what_the_first_rows_took_counts_where_the_first_shard_has_none(
+    chat: ChatServer, tmp_path: Path, how: str
+) -> None:
+    """They are those of a later shard, and the report's requests and tokens are what the server was asked."""
+    (tmp_path / "in").mkdir()
+    for n in range(2):
+        rows = {"id": range(n * 40, n * 40 + 40), "text": [f"{'ab'[n]} {i}" for i in range(40)]}
+        pq.write_table(pa.table(rows), tmp_path / "in" / f"{n}.parquet")
+    only = {"where": {"where": "id >= 40"}, "filter": {"steps": [gm.filter(lambda batch: batch["id"] >= 40)]}}[how]
+    options = {"prompt": "{{ text }}", "model": "m", "keep": ["id"], "keep_usage": True, "shard_rows": 40}
+    report = gm.prompt(str(tmp_path / "in"), tmp_path / "out", workers=1, **options, **only)
+    told = gm.read(tmp_path / "out").to_table()
+    assert report.rows_ok == report.used["requests"] == chat.told()["requests"] == 40
+    assert report.used["prompt_tokens"] == sum(told["answer_prompt_tokens"].to_pylist())
+
+
 def test_equal_prompts_that_are_to_differ_are_each_asked(chat: ChatServer, tmp_path: Path) -> None:
     """Also those that are equal to the first row, which is asked before there is a plan."""
     rows = pa.table({"id": range(40), "text": ["any number"] * 40})

@@ -532,6 +532,7 @@ class ShardWorker:
                 self._stands(task)  # includes what the function imported or read for these rows
                 self._folder = task.folder
                 del commits[item.key]
+                commit.count(self._unasked(item))
                 flying, off = (0, 0) if self._rows is None else (self._rows.most_flying, self._rows.put_off)
                 found = {**receipts.plain(commit.finish()), "flying": flying, "put_off": off}
                 emit(Outcome(self._name, item.key, found))
@@ -539,6 +540,12 @@ class ShardWorker:
         except BaseException as e:  # crosses to the outcome, where the driver decides
             return e
         return None
+
+    def _unasked(self, item: Item) -> Mapping[str, float]:
+        """What the first rows took, if shard 0, in whose figures that is, has none that is asked for."""
+        if self._rows is None or item.key in self._journals or item.value.shard.number != 0:
+            return {}
+        return self._opened(item).before
 
     def _stands(self, task: Task) -> None:
         """Note what the code loaded, so that later attempts are compared with it. Raises PlanChanged if something is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,9 +86,13 @@ class ShardCommit:
             self._bury(self._prepare.letter(dead, scored.window.rows, path, position, who.copy(dead.row)))
         self._counts = self._counts + scored.counts
         self._read += scored.window.read
-        for name, value in scored.figures.items():
-            self._figures[name] = self._figures.get(name, 0.0) + value
+        self.count(scored.figures)
         self._clock.lap("encode")
+
+    def count(self, figures: Mapping[str, float]) -> None:
+        """Add figures for the report."""
+        for name, value in figures.items():
+            self._figures[name] = self._figures.get(name, 0.0) + value
 
     @property
     def _opaque(self) -> bool:
