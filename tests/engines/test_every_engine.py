@@ -91,7 +91,7 @@ def test_an_update(place: Place, key: str | None, tmp_path: Path) -> None:
     for root, engine in (("out", place.engine), ("wanted", alone)):
         assert night(root, engine).rows_ok == 400
     write("1", range(90, 200), 1.0)  # ten of them were in another file
-    write("0", range(0, 90), 1.0)
+    write("0", range(90), 1.0)
     write("2", range(200, 300), 2.0)
     write("4", range(400, 450), 1.0)
     (tmp_path / "in" / "3.parquet").unlink()
