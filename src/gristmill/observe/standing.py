@@ -67,7 +67,8 @@ def failed(run: Run) -> bool:
 def way(run: Run) -> Way:
     """What to do about a run that did not end well."""
     if run.state == NOT_DELIVERED and run.exit_code == 2:
-        text = "mend what the message names, in the source or the delivery, and run it again without --accept"
+        without = " without --accept" if "--accept" in run.command else ""
+        text = f"mend what the message names, in the source or the delivery, and run it again{without}"
         return Way(text, _command(run, accept=False))
     if run.state == NOT_DELIVERED:
         return Way("once the store is well, run it again: nothing is scored again", _command(run))

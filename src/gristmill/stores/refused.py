@@ -48,7 +48,8 @@ def refuse_nan(batch: pa.RecordBatch, shown: str, why: str) -> None:
     """Raises BadJob for NaN in a column of numbers."""
     for name, column in _columns(batch):
         if pa.types.is_floating(column.type):
-            refuse(batch, pc.is_nan(column), f"{shown}: column {name!r} has NaN, {why}", "replace it in a step", [name])
+            way = "deliver to a store that has NaN (duckdb://), or make it null in a step, and --restart"
+            refuse(batch, pc.is_nan(column), f"{shown}: column {name!r} has NaN, {why}", way, [name])
 
 
 def refuse_far(batch: pa.RecordBatch, shown: str, why: str, only: Collection[str] | None = None) -> None:
