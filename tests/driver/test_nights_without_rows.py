@@ -87,3 +87,43 @@ def test_nothing_is_made_in_a_store_of_columns_that_nobody_knows(tmp_path: Path,
             assert [found.get(i) for i in (1, rows)] == (
                 [{"id": i, "y": 2 * i} for i in (1, rows)] if rows else [None] * 2
             )
+
+
+@pytest.mark.parametrize("how", ["changed", "added"])
+@pytest.mark.parametrize("key", [None, "id"], ids=["files", "rows"])
+def test_a_night_held_back_as_it_has_no_rows_is_given_up(tmp_path: Path, key: str | None, how: str) -> None:
+    """Its plan knows no columns, and holds up no later night of an update, whether the file has rows now or a new one
+    has.
+    """
+
+    def night() -> gm.Report:
+        source = gm.source(str(tmp_path / "in"), where="id > 2")
+        update = {"key": [key]} if key else True
+        return gm.Job(source, double, gm.sink(str(tmp_path / "out"), keep=["id"]), workers=0, update=update).run()
+
+    write(tmp_path / "in", "parquet", 2)
+    with pytest.raises(gm.GateFailed, match="none of 2 rows was scored: all were filtered out"):
+        night()
+    rows = pa.table({"id": [1, 2, 7], "w": [0, 1, 6]})
+    if how == "added":
+        rows = rows.slice(2)
+    pq.write_table(rows, tmp_path / "in" / ("b.parquet" if how == "added" else "a.parquet"))
+    for _ in range(2):
+        night()
+        assert gm.read(tmp_path / "out").to_table().to_pylist() == [{"id": 7, "y": 14}]
+
+
+def test_columns_of_rows_after_very_many_dead_ones_are_declared(tmp_path: Path) -> None:
+    """Beyond those that are looked at for a first one that can be scored; the error says how."""
+    ids = [None] * 20_000 + [5]
+    pq.write_table(pa.table({"id": pa.array(ids, pa.int64())}), tmp_path / "a.parquet")
+
+    def run(**more: Any) -> gm.Report:
+        model = gm.model(double, takes={"id": "int64 not null"}, **more)
+        gates, sink = {"min_ok": 0.0}, gm.sink(str(tmp_path / "out"), keep=["id"])
+        job = gm.Job(str(tmp_path / "a.parquet"), model, sink, workers=0, on_null="dead", gates=gates)
+        return job.run(restart=bool(more))
+
+    with pytest.raises(gm.RunFailed, match="returns= declares columns, also where no first row can be scored"):
+        run()
+    assert run(returns={"y": "int64"}).rows_ok == 1

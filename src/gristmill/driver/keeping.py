@@ -64,13 +64,15 @@ def planned(at: Chosen) -> Planned | None:
     """
     anew = any(one.kind == "restart" for one in at.carries)  # by --restart: answers of the result were given up
     result = at.updates if at.updates is not None and at.updates.body.rows_ok and not anew else None
-    if at.plan is not None or (result is None and not at.carries):
+    # One that was planned without a row to score knows no columns that rows need have, and has no answers.
+    carries = [one for one in at.carries if not generations.read_plan(one).about.unseen]
+    if at.plan is not None or (result is None and not carries):
         return None
     held = Held.by(at.root, at.files, at.log.tell_once)
     members = [] if result is None else held.members(result)
     about: ResultRecord | PlanDocument
-    if at.carries:
-        about, lines = generations.read_plan(at.carries[0]).about, []
+    if carries:
+        about, lines = generations.read_plan(carries[0]).about, []
     else:
         assert result is not None
         about, lines = result.body, updating.differing(members[-1], at.resolved, held)
@@ -79,11 +81,11 @@ def planned(at: Chosen) -> Planned | None:
         why = lines or ["a column of the result has held nothing but nulls so far, and so has no type"]
         at.log.tell(updating.told(why))
         return None
-    bases, left_out = _bases(at, [*members, *at.carries[::-1]], schema, held)
+    bases, left_out = _bases(at, [*members, *carries[::-1]], schema, held)
     for line in left_out:
         at.log.tell(line)
     bases = _unchanged(at.resolved, members, bases, held)
-    unfinished = [one for b in bases if b.generation in at.carries for one in b.left(at.resolved)]
+    unfinished = [one for b in bases if b.generation in carries for one in b.left(at.resolved)]
     table, adopted = _shards(at, bases, unfinished, _beside(at.resolved, schema))
     kept = _index(at, bases)
     if not (kept or adopted.num_rows or unfinished):  # so that nothing has to have the types that the result had

@@ -44,8 +44,9 @@ def choose(
         if not found.later:
             begins = found.generation is not None and not found.resumed
             return replace(found, carries=tuple(_carried(held, held.known(r)))) if begins else found
-        if held.latest is None:  # the files that appeared since come once it is done
-            return found
+        first = found.generation
+        if held.latest is None and first is not None and not generations.read_plan(first).about.unseen:
+            return found  # the files that appeared since come once it is done; without a row it may never be
     except PlanChanged:
         if held.latest is None and not _of_other_rows(held, r):
             raise

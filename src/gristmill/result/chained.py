@@ -78,7 +78,8 @@ class Chained:
         if not self.files and any(sink.newest for sink in self.hollow):
             raise BadSource(
                 f"{', '.join(uris)}: its result has no rows, and so no file that says which columns there are: run "
-                "again once it has some; a sink with merge (--merge, merge=True) has a file without rows, too"
+                "again once it has some; a sink with merge (--merge, merge=True) has a file without rows, too, of the "
+                "columns that are known before any row is scored"
             )
         if not self.files:
             uri, told = ", ".join(uris), next((s for _, s in self.left if s.newest), None)

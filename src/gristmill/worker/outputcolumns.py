@@ -21,7 +21,7 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if new := [n for n in table.column_names if n not in schema.names]:
         raise BadOutput(
             f"these rows have a column {new[0]!r}, which the first rows did not have ({', '.join(schema.names)}): "
-            "return it for every row, or none"
+            "return it for every row, or none; returns= declares columns, also where no first row can be scored"
         )
     columns = []
     for f in schema:
