@@ -178,6 +178,25 @@ def test_a_restart_that_was_meant_and_did_not_get_there(
         job(tmp_path, at, 4, **staging).run()
 
 
+def test_a_restart_that_was_delivered_is_over(tmp_path: Path) -> None:
+    """What was said then does not hold once marks of an earlier time are there: which rows are is not known."""
+    at = f"sqlite://{tmp_path}/r.db#labels"
+    job(tmp_path, at, 1).run()
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+        marks = db.execute("SELECT * FROM gristmill_marks").fetchall()
+    shutil.rmtree(tmp_path / ".r.db-labels.gristmill")
+    job(tmp_path, at, 2).run(restart=True)
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db, db:
+        db.execute("DELETE FROM gristmill_marks")
+        db.executemany("INSERT INTO gristmill_marks VALUES (?, ?, ?)", marks)
+    for uri in (at, at.replace("#labels", "#Labels")):
+        with pytest.raises(gm.BadJob, match=r"holds 3 rows, and no mark of generation 1, which was .* restored\?"):
+            job(tmp_path, uri, 3).run()
+    job(tmp_path, at, 3).run(restart=True)
+    job(tmp_path, at, 4).run()
+    assert rows("sqlite", tmp_path / "r.db") == [1, 1, 1, 2, 2, 3, 4]
+
+
 @pytest.mark.parametrize("name", ["r.db", "renamed.db"])
 def test_a_file_that_is_brought_elsewhere_alone(name: str, tmp_path: Path) -> None:
     """Its folder stays behind: what is expected is told, and where it was."""
