@@ -264,6 +264,14 @@ class Shared(Protocol):
         ...
 
 
+class Leaving(Protocol):
+    """A Store that may have to leave rows of earlier results where they are."""
+
+    def left(self) -> str:
+        """After `drop`, why rows stay that nobody may need, and the way out; nothing if none do."""
+        ...
+
+
 class Reader(Protocol):
     """Looks rows up. It sees one published generation at a time and moves on when there is a next one; values are as
     Arrow's `as_py` gives them. Threads may share it.
