@@ -376,6 +376,17 @@ class Housed(Protocol):
         ...
 
 
+class Known(Protocol):
+    """A StoreKind, not of files, that tells whether two addresses lead to one table."""
+
+    @staticmethod
+    def same(read: Place, to: Place) -> bool | None:
+        """Whether a table that is there is that of a delivery, by what they are; None if that cannot be told, as when
+        one cannot be reached.
+        """
+        ...
+
+
 class Aimed(Protocol):
     """A StoreKind whose address names the table otherwise than by `#name`."""
 

@@ -11,7 +11,7 @@ from gristmill.commit.generation import Generation
 from gristmill.errors import BadJob, CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
-from gristmill.job.delivery import FOLDS, Delivery, Place, place_of, same_table
+from gristmill.job.delivery import Delivery, Place, place_of, same_table
 
 
 def path_of(generation: Generation, shown: str) -> str:
@@ -40,9 +40,7 @@ def is_of(receipt: Delivered, place: Place) -> bool:
     """Whether a receipt is of a delivery to a place, however addresses spell it."""
     to = receipt.to
     with contextlib.suppress(BadJob):  # of an address that a secret holds, say
-        other = place_of(to)
-        same = place.store in FOLDS or other.name.rpartition(".")[2] == place.name.rpartition(".")[2]
-        return to == place.shown or (same and same_table(other, place))
+        return to == place.shown or same_table(place_of(to), place)
     return to == place.shown
 
 
