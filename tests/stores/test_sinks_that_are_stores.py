@@ -209,6 +209,33 @@ def test_a_file_that_is_brought_elsewhere_alone(name: str, tmp_path: Path) -> No
     assert rows("sqlite", tmp_path / "two" / name) == [1]
 
 
+@pytest.mark.parametrize("store", ["sqlite", "duckdb", "lance"])
+def test_a_table_that_is_renamed(store: str, tmp_path: Path) -> None:
+    """With its address: its folder, which is called by the earlier name, is told; renamed, the runs go on there."""
+    at = f"{store}://{tmp_path}/r.db#"
+    job(tmp_path, f"{at}labels", 1, 2).run()
+    if store == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+            db.execute("ALTER TABLE labels RENAME TO renamed")
+    elif store == "duckdb":
+        import duckdb
+
+        with duckdb.connect(str(tmp_path / "r.db")) as client:
+            client.execute("ALTER TABLE labels RENAME TO renamed")
+    else:
+        (tmp_path / "r.db" / "labels.lance").rename(tmp_path / "r.db" / "renamed.lance")
+    before, now = tmp_path / ".r.db-labels.gristmill", tmp_path / ".r.db-renamed.gristmill"
+    CALLS.clear()
+    with pytest.raises(gm.BadJob, match=rf"holds 2 rows, .* is {before}; .* renamed, give it the name {now}; or "):
+        job(tmp_path, f"{at}renamed", 3).run()
+    assert not CALLS and hidden(tmp_path) == [before.name]
+    before.rename(now)
+    job(tmp_path, f"{at}renamed", 3).run()
+    with gm.lookup(f"{at}renamed", key="id") as lookup:
+        assert [row and row["y"] for row in lookup.get_many([1, 2, 3, 4])] == [2, 4, 6, None]
+    job(tmp_path, f"{at}labels", 4).run()  # another table
+
+
 def test_jobs_that_share_a_table(tmp_path: Path) -> None:
     """Each with its folder, also one beside the file; so may a table have rows that nobody delivered."""
     file = tmp_path / "r.db"
@@ -220,6 +247,30 @@ def test_jobs_that_share_a_table(tmp_path: Path) -> None:
             (folder := tmp_path / str(number)).mkdir(exist_ok=True)
             job(folder, f"sqlite://{file}#labels", 10 * number + night, **staging).run()
     assert rows("sqlite", file) == [0, 1, 10, 11, 20, 21, 100]
+
+
+def test_jobs_on_two_machines_whose_folders_have_one_path(tmp_path: Path) -> None:
+    """Nothing tells that the first one's was not lost: it may be another job's, which is said once."""
+    at, runs = f"sqlite://{tmp_path}/r.db#labels", tmp_path / "runs"
+    machines = [tmp_path / "one", tmp_path / "two"]
+
+    def night(number: int, ids: int, **run: Any) -> None:
+        (folder := machines[number]).mkdir(exist_ok=True)
+        if (folder / "runs").exists():
+            (folder / "runs").rename(runs)
+        try:
+            job(folder, at, ids, staging=str(runs)).run(**run)
+        finally:
+            if runs.exists():
+                runs.rename(folder / "runs")
+
+    night(0, 1)
+    with pytest.raises(gm.BadJob, match=rf"is lost: {runs}; .* if those are another job's .* or say --restart once"):
+        night(1, 11)
+    night(1, 11, restart=True)
+    for number, ids in ((0, 2), (1, 12), (0, 3)):
+        night(number, ids)
+    assert rows("sqlite", tmp_path / "r.db") == [1, 2, 3, 11, 12]
 
 
 def test_staging_folders_that_are_called_as_hidden_ones(shop: shops.Shop, tmp_path: Path) -> None:

@@ -434,15 +434,13 @@ def beside(place: Place) -> str | None:
     return _beside(place.store, place.path, place.name) if STORES.get(place.store).embedded else None
 
 
-def is_beside(home: str, place: Place) -> bool:
-    """Whether a folder of runs is one that would be beside a file of this kind for a table of this name, wherever that
-    is, and whatever its name.
+def is_hidden(home: str, place: Place) -> bool:
+    """Whether a folder of runs is called as one beside a file of this kind is, wherever that is, whatever its name, and
+    whatever that of its table: all of them may be given others.
     """
     name = os.path.basename(home.rstrip("/"))
-    if "://" in home or not name.startswith(".") or not name.endswith(HIDDEN):
-        return False
-    said, wanted = name[1 : -len(HIDDEN)], table_in(place.store, place.name)
-    return not wanted or any(table_in(place.store, said[m.end() :]) == wanted for m in re.finditer("-", said))
+    hidden = "://" not in home and name.startswith(".") and name.endswith(HIDDEN)
+    return hidden and ("-" in name or not place.name)
 
 
 def secret_in(uri: str) -> bool:

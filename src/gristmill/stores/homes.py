@@ -10,21 +10,23 @@ from gristmill.commit.documents import Delivered
 from gristmill.commit.generation import Generation, generations
 from gristmill.errors import BadJob
 from gristmill.files.contract import Files
-from gristmill.job.delivery import Delivery, Place, beside, is_beside
+from gristmill.job.delivery import Delivery, Place, beside, is_hidden
 from gristmill.stores.contract import Mark, Store
 from gristmill.stores.receipts import is_of, receipts
 from gristmill.stores.results import identity
 
 _WAYS = (
-    "deliver once with mode replace; or, if rows are to come beside all of those, name a folder of its own (storage: "
-    "{staging: FOLDER}) or say --restart (restart=True)"
+    "deliver once with mode replace; or, if those are another job's (such as one on another machine, whose folder has "
+    "this path there), or rows are to come beside all of them, name a folder of its own (storage: {staging: FOLDER}) or "
+    "say --restart once (restart=True)"
 )
 
 
 def refuse_lost(delivery: Delivery, root: str, files: Files, store: Store) -> None:
     """Raises BadJob if a sink that is a store is to append there for the first time, and another has that had the same
-    folder: it was lost. A folder beside a file is that of its table wherever the file was brought. Whoever began a
-    result there by --restart has said that it is to come beside the others: so it is until it is delivered.
+    folder: it was lost, or is another job's on another machine. Nothing that lasts tells these apart: containers have
+    new names. A folder beside a file is that of its table wherever the file was brought, whatever they are called now.
+    Whoever began a result there by --restart has said that it is to come beside the others: so it is until it is there.
     """
     if not (delivery.is_sink and delivery.mode == "append" and hasattr(store, "marks")):
         return
@@ -47,17 +49,22 @@ def _told(last: Mark, root: str, came: Delivered | None) -> str:
             f"before it (the last at {last.at}): were marks of an earlier time restored? Which rows are there cannot "
             f"be told, and rows are not appended twice: restore the later marks; or {_WAYS}"
         )
-    moved = "" if last.home == root else f" (it was {last.home})"
-    return (
-        f"some of which this sink delivered (the last at {last.at}), but its folder, which knows which, is lost: "
-        f"{root}{moved}; rows are not appended twice: bring it back; or {_WAYS}"
+    whose = (
+        f"some of which a sink with this folder delivered (the last at {last.at}), but its folder, which knows which,"
     )
+    if last.home != root and os.path.dirname(last.home) == os.path.dirname(root) and os.path.isdir(last.home):
+        return (
+            f"{whose} is {last.home}; rows are not appended twice: if the table or its file was renamed, give it the "
+            f"name {root}; or {_WAYS}"
+        )
+    moved = "" if last.home == root else f" (it was {last.home})"
+    return f"{whose} is lost: {root}{moved}; rows are not appended twice: bring it back; or {_WAYS}"
 
 
 def _is_at(home: str, root: str, place: Place) -> bool:
     """Whether the folder of a sink of the same store was where this one is."""
     own = beside(place)
-    return _same(home, root) or (own is not None and _same(own, root) and is_beside(home, place))
+    return _same(home, root) or (own is not None and _same(own, root) and is_hidden(home, place))
 
 
 def _same(one: str, other: str) -> bool:
