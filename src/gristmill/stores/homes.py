@@ -17,8 +17,8 @@ from gristmill.stores.results import identity
 
 _WAYS = (
     "deliver once with mode replace; or, if those are another job's (such as one on another machine, whose folder has "
-    "this path there), or rows are to come beside all of them, name a folder of its own (storage: {staging: FOLDER}) or "
-    "say --restart once (restart=True)"
+    "this path there), or rows are to come beside all of them, name a folder of its own (storage: {staging: "
+    "FOLDER}) or say --restart once (restart=True)"
 )
 
 
