@@ -178,6 +178,25 @@ def test_a_restart_that_was_meant_and_did_not_get_there(
         job(tmp_path, at, 4, **staging).run()
 
 
+def test_a_restart_that_was_delivered_is_over(tmp_path: Path) -> None:
+    """What was said then does not hold once marks of an earlier time are there: which rows are is not known."""
+    at = f"sqlite://{tmp_path}/r.db#labels"
+    job(tmp_path, at, 1).run()
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+        marks = db.execute("SELECT * FROM gristmill_marks").fetchall()
+    shutil.rmtree(tmp_path / ".r.db-labels.gristmill")
+    job(tmp_path, at, 2).run(restart=True)
+    with closing(sqlite3.connect(tmp_path / "r.db")) as db, db:
+        db.execute("DELETE FROM gristmill_marks")
+        db.executemany("INSERT INTO gristmill_marks VALUES (?, ?, ?)", marks)
+    for uri in (at, at.replace("#labels", "#Labels")):
+        with pytest.raises(gm.BadJob, match=r"holds 3 rows, and no mark of generation 1, which was .* restored\?"):
+            job(tmp_path, uri, 3).run()
+    job(tmp_path, at, 3).run(restart=True)
+    job(tmp_path, at, 4).run()
+    assert rows("sqlite", tmp_path / "r.db") == [1, 1, 1, 2, 2, 3, 4]
+
+
 @pytest.mark.parametrize("name", ["r.db", "renamed.db"])
 def test_a_file_that_is_brought_elsewhere_alone(name: str, tmp_path: Path) -> None:
     """Its folder stays behind: what is expected is told, and where it was."""
@@ -188,6 +207,33 @@ def test_a_file_that_is_brought_elsewhere_alone(name: str, tmp_path: Path) -> No
     with pytest.raises(gm.BadJob, match=told):
         job(tmp_path, f"sqlite://{tmp_path}/two/{name}#labels", 2).run()
     assert rows("sqlite", tmp_path / "two" / name) == [1]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "duckdb", "lance"])
+def test_a_table_that_is_renamed(store: str, tmp_path: Path) -> None:
+    """With its address: its folder, which is called by the earlier name, is told; renamed, the runs go on there."""
+    at = f"{store}://{tmp_path}/r.db#"
+    job(tmp_path, f"{at}labels", 1, 2).run()
+    if store == "sqlite":
+        with closing(sqlite3.connect(tmp_path / "r.db")) as db:
+            db.execute("ALTER TABLE labels RENAME TO renamed")
+    elif store == "duckdb":
+        import duckdb
+
+        with duckdb.connect(str(tmp_path / "r.db")) as client:
+            client.execute("ALTER TABLE labels RENAME TO renamed")
+    else:
+        (tmp_path / "r.db" / "labels.lance").rename(tmp_path / "r.db" / "renamed.lance")
+    before, now = tmp_path / ".r.db-labels.gristmill", tmp_path / ".r.db-renamed.gristmill"
+    CALLS.clear()
+    with pytest.raises(gm.BadJob, match=rf"holds 2 rows, .* is {before}; .* renamed, give it the name {now}; or "):
+        job(tmp_path, f"{at}renamed", 3).run()
+    assert not CALLS and hidden(tmp_path) == [before.name]
+    before.rename(now)
+    job(tmp_path, f"{at}renamed", 3).run()
+    with gm.lookup(f"{at}renamed", key="id") as lookup:
+        assert [row and row["y"] for row in lookup.get_many([1, 2, 3, 4])] == [2, 4, 6, None]
+    job(tmp_path, f"{at}labels", 4).run()  # another table
 
 
 def test_jobs_that_share_a_table(tmp_path: Path) -> None:
@@ -201,6 +247,30 @@ def test_jobs_that_share_a_table(tmp_path: Path) -> None:
             (folder := tmp_path / str(number)).mkdir(exist_ok=True)
             job(folder, f"sqlite://{file}#labels", 10 * number + night, **staging).run()
     assert rows("sqlite", file) == [0, 1, 10, 11, 20, 21, 100]
+
+
+def test_jobs_on_two_machines_whose_folders_have_one_path(tmp_path: Path) -> None:
+    """Nothing tells that the first one's was not lost: it may be another job's, which is said once."""
+    at, runs = f"sqlite://{tmp_path}/r.db#labels", tmp_path / "runs"
+    machines = [tmp_path / "one", tmp_path / "two"]
+
+    def night(number: int, ids: int, **run: Any) -> None:
+        (folder := machines[number]).mkdir(exist_ok=True)
+        if (folder / "runs").exists():
+            (folder / "runs").rename(runs)
+        try:
+            job(folder, at, ids, staging=str(runs)).run(**run)
+        finally:
+            if runs.exists():
+                runs.rename(folder / "runs")
+
+    night(0, 1)
+    with pytest.raises(gm.BadJob, match=rf"is lost: {runs}; .* if those are another job's .* or say --restart once"):
+        night(1, 11)
+    night(1, 11, restart=True)
+    for number, ids in ((0, 2), (1, 12), (0, 3)):
+        night(number, ids)
+    assert rows("sqlite", tmp_path / "r.db") == [1, 2, 3, 11, 12]
 
 
 def test_staging_folders_that_are_called_as_hidden_ones(shop: shops.Shop, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from gristmill.files.document import seal, unseal
 from gristmill.job.delivery import same_table
 from gristmill.stores.contract import Mark
 from gristmill.stores.delivery import opened
+from gristmill.stores.pgidentity import Identity, are_same
 from gristmill.stores.results import identity
 
 ROWS = 10
@@ -207,6 +208,93 @@ def test_the_table_that_the_job_reads(read: str, to: str) -> None:
         gm.Job(read, made().spec.model, gm.sink("other", keep="id"), workers=0, deliver=f"{read}_too").run()
 
 
+@pytest.mark.parametrize(("read", "to"), [
+    ("sqlite://s.db#scores", "sqlite://link.db#scores"),
+    ("sqlite://s.db#scores", "sqlite://hard.db#Scores"),
+    ("sqlite://s.db#main.scores", "sqlite://hard.db#scores"),
+    ("duckdb://s.db#scores", "duckdb://hard.db#main.Scores"),
+    ("lance://lake#scores", "lance://linked#scores"),
+    ("lance://lake#scores", "lance://lake/scores.lance"),
+])  # fmt: skip
+def test_the_table_that_the_job_reads_by_another_name_of_its_file(read: str, to: str, folder: Path) -> None:
+    """Links, too, lead to what is read; a table beside it is another one."""
+    store, at = read.partition("://")[0], read.replace("#main.", "#")
+    job(gm.to(at, key="id"), sink="before").run()
+    if Path("s.db").exists():
+        os.symlink("s.db", "link.db")
+        os.link("s.db", "hard.db")
+    else:
+        os.symlink("lake", "linked")
+
+    def made(to: str) -> gm.Job:
+        return gm.Job(read, gm.model(doubled, returns={"y": "int64"}), gm.sink("out", keep="id"), workers=0, deliver=to)
+
+    with pytest.raises(gm.BadJob, match="is the table that the job reads"):
+        made(to).run()
+    assert made(f"{store}://{'lake' if store == 'lance' else 'hard.db'}#other").run().deliveries
+
+
+def test_the_table_that_the_job_reads_in_postgres(postgres: str, database: Any, folder: Path) -> None:
+    """Whatever schema is looked in, and however the server is called; capitals tell tables apart there."""
+    database.execute("CREATE TABLE scores (id bigint, text text)")
+    database.execute("INSERT INTO scores VALUES (1, 'a')")
+    found, slash = f"{postgres}&options=-c%20search_path%3Darea", postgres.replace("?host=", "?host=/.") + "/"
+
+    def made(read: str, to: str) -> gm.Job:
+        model, sink = gm.model(doubled, returns={"y": "int64"}), gm.sink("out", keep="id")
+        return gm.Job(read, model, sink, workers=0, deliver=gm.to(to, evolve=True))
+
+    for read, to in (("#scores", "#area.scores"), ("#area.scores", "#scores"), ("#scores", "#scores")):
+        with pytest.raises(gm.BadJob, match="is the table that the job reads"):
+            made(found + read, found + to).run()
+    with pytest.raises(gm.BadJob, match="is the table that the job reads"):
+        made(f"{postgres}#area.scores", f"{slash}#area.scores").run()
+    assert "is the table that the job reads" in str(made(f"{found}#scores", f"{slash}#area.scores").plan())
+    made(f"{found}#scores", f"{found}#Scores").run()
+    assert database.execute('SELECT id, text, (SELECT count(*) FROM "Scores") FROM scores').fetchall() == [(1, "a", 1)]
+
+
+def test_the_table_that_the_job_reads_in_iceberg(folder: Path) -> None:
+    """By another name of its catalog it is the same; by the same name in another catalog it is not."""
+    from pyiceberg.catalog import load_catalog
+
+    def about(number: int) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{folder}/c{number}.db", "warehouse": f"file://{folder}/lake{number}"}
+
+    for number in range(2):
+        load_catalog("a", **about(number)).create_namespace("own")
+        gm.deliver(job(sink="before").run().sink, gm.to("iceberg://a/own.t", options=about(number)))
+
+    catalog = load_catalog("b", **about(0))  # which a catalog of another kind would be, too
+    catalog.create_namespace("own")
+    catalog.register_table("own.t", load_catalog("a", **about(0)).load_table("own.t").metadata_location)
+
+    def delivering(to: str, number: int) -> gm.Job:
+        source, model = gm.source("iceberg://a/own.t", storage=about(0)), gm.model(doubled, returns={"y": "int64"})
+        made = gm.to(to, options=about(number))
+        return gm.Job(source, model, gm.sink("out", keep="id"), workers=0, deliver=made)
+
+    with pytest.raises(gm.BadJob, match="is the table that the job reads"):
+        delivering("iceberg://b/own.t", 0).run()
+    assert delivering("iceberg://a/own.t", 1).run().deliveries
+
+
+@pytest.mark.parametrize(("one", "other", "same"), [
+    ({}, {}, True),
+    ({"started": "1"}, {"started": "2"}, False),
+    ({"started": "1"}, {"started": "2", "standby": True}, True),
+    ({"started": "1"}, {"started": "2", "standby": True, "system": 8}, False),
+    ({"started": "1"}, {"started": "2", "standby": True, "system": None}, None),
+    ({}, {"table": 2}, False),
+    ({}, {"database": 2}, False),
+    ({"table": None}, {}, None),
+])  # fmt: skip
+def test_whether_two_servers_have_one_table(one: dict[str, Any], other: dict[str, Any], same: bool | None) -> None:
+    """A standby has the tables of its server; a copy that runs by itself has others with the same numbers."""
+    usual = {"table": 1, "database": 5, "started": "0", "standby": False, "system": 7}
+    assert are_same(Identity(**{**usual, **one}), Identity(**{**usual, **other})) is same
+
+
 @pytest.mark.parametrize(("one", "other", "same"), [
     ("postgresql://u:p@DB/shop#scores", "postgres://db:5432/shop#public.scores", True),
     ("postgresql://localhost/shop#scores", "postgresql://127.0.0.1/shop?sslmode=disable#scores", True),
@@ -214,7 +302,9 @@ def test_the_table_that_the_job_reads(read: str, to: str) -> None:
     ("postgresql://db/shop#scores", "postgresql://db/other#scores", False),
     ("postgresql://db/shop#scores", "postgresql://db/shop#own.scores", False),
     ("postgresql://db/shop#scores", "postgresql://db:5433/shop#scores", False),
+    ("postgresql://db/shop#scores", "postgresql://db/shop#Scores", False),
     ("duckdb://s.db#scores", "sqlite://s.db#scores", False),
+    ("lance://lake#scores", "lance://lake#Scores", False),
 ])  # fmt: skip
 def test_whether_two_addresses_are_one_table(one: str, other: str, same: bool) -> None:
     """As far as they tell."""

@@ -24,7 +24,7 @@ from gristmill.errors import BadJob, BadSource, CorruptStore, GristmillError, In
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
 from gristmill.job import snapshots
-from gristmill.job.delivery import Delivery, same_table
+from gristmill.job.delivery import Delivery
 from gristmill.job.job import HELD, Source
 from gristmill.observe import units
 from gristmill.observe.events import Loaded, Observer, Progress, Silent
@@ -37,6 +37,7 @@ from gristmill.stores.contract import StoreBusy, StoreUnavailable
 from gristmill.stores.homes import refuse_lost
 from gristmill.stores.receipts import receipts, renewed
 from gristmill.stores.results import Result, identity
+from gristmill.stores.sametable import is_read
 from gristmill.values import dataclass
 
 ASKED = "deliver.json"
@@ -61,7 +62,7 @@ def _takes_away(delivery: Delivery, source: Source) -> str | None:
         return None
     if source.data is not None or source.uri[0].startswith(HELD) or not snapshots.is_snapshot(source):
         return None
-    if not any(same_table(asked.place, delivery.place) for asked in snapshots.wanted(source) if asked.query is None):
+    if not any(is_read(asked, delivery.place) for asked in snapshots.wanted(source)):
         return None
     how = "mode replace" if delivery.mode == "replace" else "delete"
     return (

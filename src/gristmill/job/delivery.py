@@ -135,13 +135,15 @@ class Place:
 
 
 def same_table(a: Place, b: Place) -> bool:
-    """Whether two places are one table, as far as their addresses tell: by other names of a host they are two."""
+    """Whether two places are one table, as far as their addresses tell (see stores/sametable.py): by other names of a
+    host they are two.
+    """
     return a.store == b.store and _where(a) == _where(b)
 
 
 def _where(place: Place) -> tuple[str, ...]:
     """What tells the tables of a kind of store apart, however an address spells them."""
-    schema, _, table = place.name.lower().rpartition(".")
+    schema, _, table = table_in(place.store, place.name).rpartition(".")
     name = (schema or _SCHEMAS.get(place.store, ""), table)
     if place.store in STORES and STORES.get(place.store).embedded:
         return (os.path.realpath(place.path), *name)
@@ -392,7 +394,7 @@ def _beside(store: str, path: str, name: str) -> str:
     its folder may be where the link is.
     """
     *links, (folder, file) = _steps(path)
-    made, spelled = os.path.join(folder, _hidden(file, _table(store, name))), os.path.split(path)
+    made, spelled = os.path.join(folder, _hidden(file, table_in(store, name))), os.path.split(path)
     for earlier in (os.path.join(spelled[0], _hidden(spelled[1], name)), made):
         if os.path.isdir(earlier):
             return earlier
@@ -400,7 +402,7 @@ def _beside(store: str, path: str, name: str) -> str:
         first = f".{called}{'-' if name else ''}"
         with contextlib.suppress(OSError):  # there is no such folder, which is told where the store is opened
             for one in sorted(n for n in os.listdir(where) if n.startswith(first) and n.endswith(HIDDEN)):
-                if _table(store, one[len(first) : -len(HIDDEN)]) == _table(store, name):
+                if table_in(store, one[len(first) : -len(HIDDEN)]) == table_in(store, name):
                     return os.path.join(where, one)
     return made
 
@@ -419,8 +421,8 @@ def _hidden(file: str, name: str) -> str:
     return f".{file}{f'-{name}' if name else ''}{HIDDEN}"
 
 
-def _table(store: str, name: str) -> str:
-    """The name of a table in a file, as its database tells it from others."""
+def table_in(store: str, name: str) -> str:
+    """The name of a table in a store, as that tells it from others."""
     if store not in FOLDS:
         return name
     folded = name.encode().lower().decode()  # capitals of ASCII alone are small letters
@@ -432,15 +434,13 @@ def beside(place: Place) -> str | None:
     return _beside(place.store, place.path, place.name) if STORES.get(place.store).embedded else None
 
 
-def is_beside(home: str, place: Place) -> bool:
-    """Whether a folder of runs is one that would be beside a file of this kind for a table of this name, wherever that
-    is, and whatever its name.
+def is_hidden(home: str, place: Place) -> bool:
+    """Whether a folder of runs is called as one beside a file of this kind is, wherever that is, whatever its name, and
+    whatever that of its table: all of them may be given others.
     """
     name = os.path.basename(home.rstrip("/"))
-    if "://" in home or not name.startswith(".") or not name.endswith(HIDDEN):
-        return False
-    said, wanted = name[1 : -len(HIDDEN)], _table(place.store, place.name)
-    return not wanted or any(_table(place.store, said[m.end() :]) == wanted for m in re.finditer("-", said))
+    hidden = "://" not in home and name.startswith(".") and name.endswith(HIDDEN)
+    return hidden and ("-" in name or not place.name)
 
 
 def secret_in(uri: str) -> bool:

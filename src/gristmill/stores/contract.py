@@ -264,6 +264,14 @@ class Shared(Protocol):
         ...
 
 
+class Leaving(Protocol):
+    """A Store that may have to leave rows of earlier results where they are."""
+
+    def left(self) -> str:
+        """After `drop`, why rows stay that nobody may need, and the way out; nothing if none do."""
+        ...
+
+
 class Reader(Protocol):
     """Looks rows up. It sees one published generation at a time and moves on when there is a next one; values are as
     Arrow's `as_py` gives them. Threads may share it.
@@ -364,6 +372,17 @@ class Housed(Protocol):
     def runs(place: Place) -> str:
         """The folder of the sink; within the one that the place's option `staging` names, if there is any. It is asked
         when a run begins, and may take long. Raises as `open`.
+        """
+        ...
+
+
+class Known(Protocol):
+    """A StoreKind, not of files, that tells whether two addresses lead to one table."""
+
+    @staticmethod
+    def same(read: Place, to: Place) -> bool | None:
+        """Whether a table that is there is that of a delivery, by what they are; None if that cannot be told, as when
+        one cannot be reached.
         """
         ...
 

@@ -252,13 +252,13 @@ class Loading:
                 way = "" if found.mode == "append" else "; gristmill deliver brings them again"
                 warn(f"{wrong}: others have taken rows out{way}")
             if not (anew and self._lacks(found, live)):
-                self._store.drop(load, this=True)
+                self._clear(load, warn)
                 return self._receipt(found, live, warn, new=False)
             load = self._load = load.after(found)
         elif found is not None:
             self._refuse_later(found, warn)
             if self._same(found, live):
-                self._store.drop(load, this=True)
+                self._clear(load, warn)
                 return self._receipt(found, live, warn, new=False)
         elif self._result.about.unseen and not any(f.rows for f in live if f.role == "rows"):
             warn(f"{self._delivery.shown}: nothing is made there for a result without rows, whose columns are unknown")
@@ -284,8 +284,14 @@ class Loading:
             )
         self._say("switching")
         self._store.publish(load)
-        self._store.drop(load, this=True)
+        self._clear(load, warn)
         return self._receipt(load.mark, live, warn)
+
+    def _clear(self, load: Load, warn: Callable[[str], None]) -> None:
+        """Remove what is staged, and what was replaced; `warn` is told of what stays."""
+        self._store.drop(load, this=True)
+        if hasattr(self._store, "left") and (why := self._store.left()):
+            warn(f"{self._delivery.shown}: {why}")
 
     def _refuse_later(self, found: Mark, warn: Callable[[str], None]) -> None:
         """Raises SinkBusy if what is there is later than this result, unless it is of a copy of the sink and to be

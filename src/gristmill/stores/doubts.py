@@ -4,13 +4,11 @@ twice.
 
 from __future__ import annotations
 
-import contextlib
-
 from gristmill.commit.generation import generations
 from gristmill.errors import BadJob
-from gristmill.job.delivery import FOLDS, Delivery, Place, place_of, same_table
+from gristmill.job.delivery import Delivery
 from gristmill.stores.contract import Load, Mark, Store
-from gristmill.stores.receipts import receipts
+from gristmill.stores.receipts import is_of, receipts
 from gristmill.stores.results import Result
 from gristmill.stores.sql import MARKS
 
@@ -75,7 +73,7 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
     claims = generations(result.generation.root, result.generation.files)
     members = [g for g in claims if g.number in result.members and not g.lost]
     found = (receipt for g in reversed(members) for receipt in receipts(g))
-    last = next((receipt for receipt in found if receipt.rows and _is_of(receipt.to, delivery.place)), None)
+    last = next((receipt for receipt in found if receipt.rows and is_of(receipt, delivery.place)), None)
     if last is None or not (rows := store.unmarked()):
         return None
     dropped = f", or {MARKS} was dropped" if delivery.place.store in _DATABASES else ""
@@ -84,15 +82,6 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
         f"or restored{dropped}?), but generation {last.generation} was delivered there at {last.at}: "
         f"which rows are there cannot be told, {_NOT_TWICE}: restore the marks, {_WAYS}"
     )
-
-
-def _is_of(to: str, place: Place) -> bool:
-    """Whether a receipt of a delivery to this address is of the place, however they spell it."""
-    with contextlib.suppress(BadJob):  # of an address that a secret holds, say
-        other = place_of(to)
-        same = place.store in FOLDS or other.name.rpartition(".")[2] == place.name.rpartition(".")[2]
-        return to == place.shown or (same and same_table(other, place))
-    return to == place.shown
 
 
 def refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:

@@ -92,6 +92,16 @@ class Iceberg:
         """Opens the newest version for each call."""
         return TableReader(place, key)
 
+    @staticmethod
+    def same(read: Place, to: Place) -> bool | None:
+        """See Known. Two that are registered with one table's files are two once one of them has changed."""
+        with contextlib.suppress(Exception):  # whatever a catalog's client raises: told where it is opened
+            one, other = (loaded(catalog_of(place), named(place)) for place in (read, to))
+            if one is not None:
+                here, there = ((t.metadata.table_uuid, t.metadata_location) if t else None for t in (one, other))
+                return bool(here == there)
+        return None
+
 
 _: type[StoreKind] = Iceberg  # for mypy
 

@@ -17,7 +17,7 @@ from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
-from gristmill.stores import pgindex, pgtable, pgvector, references
+from gristmill.stores import pgidentity, pgindex, pgtable, pgvector, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
@@ -73,6 +73,11 @@ class Postgres:
     def reader(place: Place, key: tuple[str, ...]) -> Reader:
         """One connection, which threads take in turns."""
         return ServerReader(place, key)
+
+    @staticmethod
+    def same(read: Place, to: Place) -> bool | None:
+        """See Known."""
+        return pgidentity.same(read, to)
 
 
 _: type[StoreKind] = Postgres  # for mypy

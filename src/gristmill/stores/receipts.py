@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import replace
 
 from gristmill.commit.documents import Delivered
 from gristmill.commit.generation import Generation
-from gristmill.errors import CorruptStore
+from gristmill.errors import BadJob, CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
-from gristmill.job.delivery import Delivery
+from gristmill.job.delivery import Delivery, Place, place_of, same_table
 
 
 def path_of(generation: Generation, shown: str) -> str:
@@ -33,6 +34,14 @@ def receipt_at(path: str, files: Files) -> Delivered | None:
         return Delivered.load_from(path, files)
     except (CorruptStore, FileNotFoundError):
         return None
+
+
+def is_of(receipt: Delivered, place: Place) -> bool:
+    """Whether a receipt is of a delivery to a place, however addresses spell it."""
+    to = receipt.to
+    with contextlib.suppress(BadJob):  # of an address that a secret holds, say
+        return to == place.shown or same_table(place_of(to), place)
+    return to == place.shown
 
 
 def renewed(receipt: Delivered) -> Delivery:

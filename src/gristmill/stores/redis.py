@@ -174,6 +174,7 @@ class Server:
         self._place = place
         self._client = client
         self._prefix = place.name
+        self._kept: list[str] = []  # places that had to stay, as it is not known who reads them
 
     # ------------------------------------------------ before
 
@@ -324,6 +325,7 @@ class Server:
         with _said(self._place):
             places = self._places()
             readers = self._readers(places)
+            self._kept = [place for place, reader in readers.items() if reader is None]
             for place, noted in places.items():
                 if noted.state in ("staging", "merging"):
                     # A merge is of one attempt alone.
@@ -331,13 +333,24 @@ class Server:
                     if place.startswith(load.places) and (this or other):
                         self._remove(place, noted.state)
                 # Rows that were live once are of no use to anybody else, whichever sink they are from.
-                elif noted.state in ("going", "void") or place in readers:
-                    self._remove(place, noted.state, readers.get(place, ""))
+                elif noted.state in ("going", "void") or readers.get(place) is not None:
+                    self._remove(place, noted.state, readers.get(place) or "")
 
-    def _readers(self, places: Mapping[str, Noted]) -> dict[str, str]:
+    def left(self) -> str:
+        """See Leaving."""
+        if not self._kept:
+            return ""
+        keys = ", ".join(self._at(place, "*") for place in self._kept[:3]) + ", …" * (len(self._kept) > 3)
+        return (
+            "rows stay there whose pointer was renamed or removed, as this user may not see all keys, one of which may "
+            f"point to them: let it look (ACL SETUSER … +scan +hget %R~*), or remove them if nobody reads them ({keys})"
+        )
+
+    def _readers(self, places: Mapping[str, Noted]) -> dict[str, str | None]:
         """For each place that was live and is not what the pointer says, though no delivery has replaced it, the key
         that points there, or '': somebody has renamed the pointer, and reads by its new name what is there, or has
-        removed it. All keys are looked through if a place is new among these, or its key has gone.
+        removed it. All keys are looked through if a place is new among these, or its key has gone; None if that one
+        may be among keys that cannot be seen, and there are rows.
         """
         at = (self._client.hget(self._prefix, "at") or b"").decode()
         found = {
@@ -348,32 +361,47 @@ class Server:
         of = {self._at(place, part).encode(): place for place in found for part in "rm"}
         known = [name for name in found.values() if name]
         held = {of[to]: name for name, to in zip(known, self._pointed(known), strict=True) if to and to in of}
+        unseen = False
         if len(held) < len(found):
-            held = self._looked_for(of)
-        return {place: held.get(place, "") for place in found}
+            looked, unseen = self._looked_for(of)
+            held |= looked
+        return {
+            place: held.get(place, None if unseen and self._has_rows(place, places[place]) else "") for place in found
+        }
+
+    def _has_rows(self, place: str, noted: Noted) -> bool:
+        """Whether a place has any, as far as that is known."""
+        return not noted.number or self._there(place, int(noted.number)).hashes.rows() > 0
 
     def _pointed(self, names: Sequence[str | bytes]) -> list[bytes | None]:
-        """Where each key points; None if it is no pointer, or not for this user."""
+        """Where each key points: b"" if it is no pointer, None if this user cannot see it."""
         with self._client.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.hget(name, "at")
-            return [at if isinstance(at, bytes) else None for at in pipeline.execute(raise_on_error=False)]
+            found = pipeline.execute(raise_on_error=False)
+        unseen = (isinstance(at, Exception) and not str(at).startswith("WRONGTYPE") for at in found)
+        return [
+            None if hidden else at if isinstance(at, bytes) else b"" for at, hidden in zip(found, unseen, strict=True)
+        ]
 
-    def _looked_for(self, of: Mapping[bytes, str]) -> dict[str, str]:
-        """The keys that point to places, among all; none if the server, or the user's rights there, say none."""
+    def _looked_for(self, of: Mapping[bytes, str]) -> tuple[dict[str, str], bool]:
+        """The keys that point to places, among all, and whether there are some that cannot be seen."""
         redis = require("redis", "redis", self._place.shown)
         held: dict[str, str] = {}
-        rows = re.compile(_OURS.encode(), re.DOTALL)
+        unseen, rows = False, re.compile(_OURS.encode(), re.DOTALL)
         names = (name for name in self._client.scan_iter(count=AT_ONCE, _type="hash") if not rows.match(name))
         try:
             while some := list(itertools.islice(names, AT_ONCE)):
-                found = zip(some, self._pointed(some), strict=True)
-                held |= {of[to]: name.decode(errors="replace") for name, to in found if to is not None and to in of}
+                found = self._pointed(some)
+                unseen = unseen or None in found
+                pointers = zip(some, found, strict=True)
+                held |= {of[to]: name.decode(errors="replace") for name, to in pointers if to and to in of}
         except redis.ResponseError as e:
             # Before Redis 6, there is no TYPE.
             if not (isinstance(e, redis.exceptions.NoPermissionError) or "syntax" in str(e)):
                 raise
-        return held
+            return held, True
+        return held, unseen
 
     def _remove(self, place: str, state: str, reader: str = "") -> None:
         """Remove what is in a place that was found in a state, except what is published, also if it became that just
