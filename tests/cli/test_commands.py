@@ -171,7 +171,7 @@ def test_a_plan_says_what_the_sink_holds(folder: Folder, monkeypatch: pytest.Mon
 
 
 def test_plan_and_schema_from_python(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the commands have them, of a job or its file."""
+    """As the commands have and print them, of a job or its file."""
     monkeypatch.chdir(folder.path)
     (folder.path / "job.yaml").write_text(
         "source: rows.parquet\nmodel: {call: 'scoring:double'}\nsink: planned/\nrunning: {shard_rows: 7}\n"
@@ -180,6 +180,9 @@ def test_plan_and_schema_from_python(folder: Folder, monkeypatch: pytest.MonkeyP
     told = json.loads(folder.run("plan", "job.yaml", "--json").out)
     for view in (gm.plan("job.yaml"), gm.plan(job), job.plan()):
         assert (view.rows, view.shards) == (told["rows"], told["shards"]) == (60, 9)
+        assert str(view) == folder.run("plan", "job.yaml").out.rstrip("\n")
+    job.run()
+    assert str(gm.verify("planned")) == folder.run("verify", "planned").out.rstrip("\n")
     assert json.loads(folder.run("schema").out) == gm.schema()
 
 

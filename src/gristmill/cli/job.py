@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -145,110 +145,10 @@ def plan(job: str, probe: bool, **given: Any) -> int:
     view = planned(spec)
     view = probed(spec, view) if probe else view
     if given["as_json"]:
-        sys.stdout.write(json.dumps(plan_dict(view), ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(view.as_dict(), ensure_ascii=False) + "\n")
     else:
-        source = spec.source
-        conditions = bool(source.where) or any(s.kind == "filter" for s in spec.steps)
-        some = bool(source.where) or source.limit is not None or source.sample is not None
-        for line in plan_lines(view, conditions, some):
-            sys.stdout.write(line + "\n")
+        sys.stdout.write(f"{view}\n")
     return int(view.exit_code)
-
-
-_STORE = ("to", "mode", "rows", "generation", "problem")
-
-
-def plan_dict(view: Any) -> dict[str, Any]:
-    """A plan as plain values."""
-    names = ("files", "rows", "rows_estimated", "bytes", "shards", "shards_estimated", "workers", "nulls", "sink")
-    out: dict[str, Any] = {name: getattr(view, name) for name in names}
-    for name in ("schema", "output"):
-        out[name] = [{"name": column, "type": kind} for column, kind in getattr(view, name)]
-    model = {"name": view.model.name, "digest": view.model.digest, "backend": view.backend or None}
-    return {
-        **out,
-        "takes": dict(view.takes),
-        "forecast": None if view.forecast is None else vars(view.forecast),
-        "deadline": None if view.deadline is None else view.deadline.at.isoformat(),
-        "model": model,
-        "deliveries": [{name: getattr(store, name) for name in _STORE} for store in view.deliveries],
-        "notes": list(view.notes),
-        "problems": list(view.problems),
-    }
-
-
-def plan_lines(view: Any, conditions: bool = False, some: bool = False) -> list[str]:
-    """A plan for a person. Rows are counted before any `conditions`, which only reading can decide, and nulls in the
-    files, also where only `some` of their rows are read.
-    """
-    from gristmill.observe import units
-
-    about = "about " if view.rows_estimated else ""
-    rows = "unknown until read" if view.rows is None else f"{about}{units.count(view.rows)}"
-    rows += ", before where and filters" if conditions else ""
-    shards = units.count(view.shards)
-    returns = "" if view.model.outputs is not None else f", and what {view.model.name} returns"
-    lines = [
-        f"files    {units.count(view.files)}, {units.size(view.bytes)}",
-        f"rows     {rows}" + (" (estimated from the size of the first rows)" if view.rows_estimated else ""),
-        f"shards   {f'about {shards} ({view.shards_settled})' if view.shards_estimated else shards}",
-        f"workers  {units.count(view.workers)}",
-        f"model    {view.model.name} {view.model.digest.removeprefix('sha256:')[:12]}".rstrip(),
-        *([f"backend  {view.backend}"] if view.backend else []),
-        f"reads    {_columns(view.schema)}",
-        f"writes   {_columns(view.output)}{returns}",
-    ]
-    lines += [f"asks     {_takes(view.takes)}"] if view.takes else []
-    lines += _on_time(view)
-    lines += [f"sink     {view.sink}"] if view.sink else []
-    lines += [f"delivers {store}" for store in view.deliveries]
-    nulls = _nulls(view.nulls)
-    lines.append("nulls    " + (f"{nulls}{', in the files' if some else ''}" if nulls else "none known"))
-    lines += [f"note     {note}" for note in view.notes]
-    return lines + [f"problem  {problem}" for problem in view.problems]
-
-
-def _on_time(view: Any) -> list[str]:
-    """How long it takes, and whether that is in time, of a run that begins now."""
-    from gristmill.driver.deadline import clock, now
-
-    found, end, lines = view.forecast, view.deadline, []
-    if found is not None:
-        lines.append(f"takes    {found.said()}")
-    elif view.idle:
-        lines.append("takes    nothing: all is done")
-    elif view.rows:
-        lines.append("takes    not known before a first run: --probe scores some rows to tell")
-    if end is not None:
-        ends = (
-            ""
-            if found is None
-            else f"; begun now, it ends {'by' if found.bound else 'about'} {clock(found.ends(now()), end.at.tzinfo)}"
-        )
-        late = ": too late" if found is not None and not found.bound and found.ends(now()) > end.at else ""
-        lines.append(f"deadline {end}{ends}{late}")
-    return lines
-
-
-def _takes(takes: Mapping[str, float]) -> str:
-    """`about 2,000 requests, 31,000 tokens in, at most 60,000 out, $0.11` by some of the rows."""
-    from gristmill.observe import units
-
-    def about(name: str) -> str:
-        return units.count(int(float(f"{takes[name]:.2g}")))
-
-    limited = "completion_tokens" in takes
-    made = f"at most {about('completion_tokens')} out" if limited else "and the answers (limit them by max_tokens)"
-    cost = [f"{'at most' if limited else 'more than'} ${takes['cost']:.2g}"] if "cost" in takes else []
-    return ", ".join([f"about {about('requests')} requests", f"{about('prompt_tokens')} tokens in", made, *cost])
-
-
-def _columns(schema: Sequence[tuple[str, str | None]]) -> str:
-    return ", ".join(f"{name}: {kind or 'known when it runs'}" for name, kind in schema) or "nothing known"
-
-
-def _nulls(nulls: Mapping[str, int]) -> str:
-    return ", ".join(f"{name}: {count:,}" for name, count in nulls.items() if count)
 
 
 # ---------------------------------------------------------------- schema

@@ -315,8 +315,7 @@ def verify(target: str, deep: bool, source: bool, **given: Any) -> int:
     if given["as_json"]:
         sys.stdout.write(json.dumps(verdict.as_dict(), default=str, ensure_ascii=False) + "\n")
     else:
-        for line in verdict.lines:
-            sys.stdout.write(f"{line}\n")
+        sys.stdout.write(f"{verdict}\n")
     return 0 if verdict.ok else 1
 
 

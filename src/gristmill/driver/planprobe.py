@@ -6,7 +6,8 @@ import time
 from dataclasses import replace
 
 from gristmill.driver.forecast import by_rate
-from gristmill.driver.views import UNGATED, PlanView, preview
+from gristmill.driver.planview import PlanView
+from gristmill.driver.views import UNGATED, preview
 from gristmill.job.job import JobSpec
 from gristmill.observe import units
 from gristmill.observe.events import Note, Progress

@@ -10,7 +10,7 @@ import tempfile
 import time
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pyarrow as pa
@@ -40,6 +40,7 @@ from gristmill.driver import (
 from gristmill.driver.deadline import Deadline
 from gristmill.driver.estimate import estimate
 from gristmill.driver.forecast import Forecast, by_rate
+from gristmill.driver.planview import PlanView
 from gristmill.driver.previewcheck import refuse_unfit, refuse_unready
 from gristmill.driver.progressnote import last_said
 from gristmill.driver.resolved import Resolved
@@ -53,7 +54,6 @@ from gristmill.job.job import JobSpec, Sink, Source
 from gristmill.job.options import EngineSpec, Gates
 from gristmill.job.specs import Call, Step, changed
 from gristmill.job.uris import file_of
-from gristmill.models.contract import ModelInfo
 from gristmill.observe import units
 from gristmill.observe.events import Observer
 from gristmill.observe.observers import Unpublished
@@ -73,38 +73,6 @@ COUNTED = 10_000  # most receipts read to tell how far an unfinished run is: hal
 COPIED = 10_000  # rows of a store that are copied to be looked at, where the rest can be counted
 FILTERED = 10_000  # most rows that a preview reads to find one that no filter drops
 UNGATED = Gates(min_ok=0.0, allow_empty=True)  # for views that only look
-
-
-@dataclass(frozen=True)
-class PlanView:
-    """What would run. `rows` and `shards` are estimates if flagged so, and `shards_settled` says what tells how many
-    shards there are; sizes are in bytes. `schema` and `nulls` are of
-    the columns that are read. `takes` has what requests would take (USED), by some of the rows; `deliveries` is what
-    each would find in its store. `problems` would stop the run, which would end with `exit_code`.
-    """
-
-    files: int
-    rows: int | None
-    rows_estimated: bool
-    bytes: int
-    shards: int
-    shards_estimated: bool
-    workers: int
-    nulls: dict[str, int]
-    schema: list[tuple[str, str]]
-    output: list[tuple[str, str | None]]
-    model: ModelInfo
-    backend: str = ""
-    notes: tuple[str, ...] = ()
-    problems: list[str] = field(default_factory=list)
-    sink: str = ""  # what a run would find there
-    takes: Mapping[str, float] = field(default_factory=dict)  # by estimate: requests, tokens, dollars
-    deliveries: tuple[delivering.Foreseen, ...] = ()
-    exit_code: int = 0
-    forecast: Forecast | None = None  # how long a run takes that begins now, as far as earlier ones tell
-    deadline: Deadline | None = None  # of a run that begins now
-    idle: bool = False  # whether there is nothing to do
-    shards_settled: str = ""
 
 
 def plan(spec: JobSpec) -> PlanView:
@@ -178,6 +146,8 @@ def plan(spec: JobSpec) -> PlanView:
         [(f.name, str(f.type)) for f in r.schema if f.name in read], output, r.info,
         backends.foreseen(r), tuple(notes), [line for line, _ in problems], sink, takes, tuple(stores),
         problems[0][1] if problems else 0, _forecast(spec, held, r, append), Deadline.of(spec, None), idle, settled,
+        bool(spec.source.where) or any(s.kind == "filter" for s in spec.steps),
+        bool(spec.source.where) or spec.source.limit is not None or spec.source.sample is not None,
     )  # fmt: skip
 
 

@@ -288,7 +288,8 @@ class JobSpec:
     model: Annotated[
         ModelSpec,
         Help(
-            "What scores the rows: one of embed, classify, onnx, torchscript, sklearn or call, and its options",
+            "What scores the rows: one of embed, classify, prompt, score, onnx, torchscript, sklearn or call, and its "
+            "options",
             flag=None,
         ),
     ]

@@ -35,13 +35,18 @@ from gristmill.values import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found. `lines` are human-readable; `ok` is whether everything is as it was published."""
+    """What `verify` found. `lines` are human-readable, and its text; `ok` is whether everything is as it was
+    published.
+    """
 
     ok: bool
     lines: tuple[str, ...]
     files: int = 0
     rows: int = 0
     details: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
