@@ -506,6 +506,21 @@ def test_what_code_sets_of_its_class_is_its_state() -> None:
     assert differences(before.stored(), now, {}) == []
 
 
+@pytest.mark.parametrize("place", ["helper()\n", "if __name__ == '__main__':\n    helper()\n"])
+def test_a_script_that_does_more_is_told_where_that_does_not_count(tmp_path: Path, place: str) -> None:
+    """A call on the top level may change what a model does; one below the guard is the script's alone."""
+    text = "import gristmill as gm\n\ndef helper():\n    return 1\n\ndef score(batch):\n    return batch\n"
+    found = []
+    for number, more in enumerate(("", place)):
+        (tmp_path / str(number)).mkdir()
+        code = module_digests(tmp_path / str(number), text + more, "")
+        found.append(Fingerprint({}, {}, code, {}))
+    lines = [line for line in differences(found[0].stored(), found[1], {}) if "imported" in line]
+    guard = "what only a script is to do goes below if __name__ == '__main__':, which does not count"
+    told = f"code: module scoring: what it does when it is imported changed ({guard})"
+    assert lines == ([told] if place.startswith("helper") else [])
+
+
 SCORING = """
 import helpers
 from helpers import SIZE as LARGE

@@ -22,6 +22,8 @@ from gristmill.values import dataclass
 
 MOST_LINES = 12
 _OTHER_TABLE = "input: the table in memory has different content"
+_TOP = ": statements"  # those of a module that define nothing (fingerprint/modules.py)
+_GUARD = "what only a script is to do goes below if __name__ == '__main__':, which does not count"
 _OTHER_ROWS = (
     "input: the store that is the source holds other rows now, or the same in another order (those of a query have one "
     "only by ORDER BY)"
@@ -328,6 +330,8 @@ def _differing(section: str, old: Mapping[str, str], new: Mapping[str, str]) -> 
         elif name.startswith(HELD) and None in (before, now):
             line = _OTHER_ROWS if f"{COPY}/" in name else _OTHER_TABLE
             lines += [] if line in lines else [line]
+        elif section == "code" and name.endswith(_TOP):
+            lines.append(f"code: {name.removesuffix(_TOP)}: what it does when it is imported changed ({_GUARD})")
         elif section == "input" and now is None:
             lines.append(f"input: {name} is no longer in the source")
         elif before is None or now is None:
