@@ -242,8 +242,6 @@ def valued(shop: shops.Shop, sink: Path, name: str, kind: str, value: Callable[[
 def test_whoever_reads_follows_the_table(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
     """Values are read as those of its own marks, and found by their key, whatever name it has by now."""
     shop, server = base
-    if shop.name == "duckdb":
-        ran(shop, server, tmp_path)
     how = {"mode": "upsert", "key": "id"}
     valued(shop, tmp_path / "one", "scores", "bool", lambda i: i > 0, **how)
     valued(shop, tmp_path / "other", "second", "int64", lambda i: 5 * i, **how)
@@ -252,6 +250,28 @@ def test_whoever_reads_follows_the_table(base: tuple[shops.Shop, str], tmp_path:
         with gm.lookup(shop.address(name)) as lookup:
             found = [row["y"] for row in lookup.get_many([1, -1])]
         assert found == values and list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("sqlite", ("UPDATE scores SET y = 'a'",)),
+        ("postgresql", ("ALTER TABLE scores ALTER y TYPE text", "UPDATE scores SET y = 'a'")),
+    ],
+)
+def test_values_of_another_type(
+    name: str, change: tuple[str, ...], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Which others have put into a column: that is said, and of which."""
+    server = request.getfixturevalue(shops.SERVERS[name]) if name in shops.SERVERS else ""
+    with shops.SHOPS[name](server, tmp_path) as shop:
+        valued(shop, tmp_path, "scores", "int64", lambda i: i, key="id")
+        ran(shop, server, tmp_path, *change)
+        with (
+            gm.lookup(shop.address("scores")) as lookup,
+            pytest.raises(gm.BadSource, match="column 'y' has values that"),
+        ):
+            lookup.get(1)
 
 
 def test_types_of_another_of_the_name(base: tuple[shops.Shop, str], tmp_path: Path) -> None:

@@ -264,8 +264,10 @@ class Counted(Protocol):
         """
         ...
 
-    def is_gone(self, name: str) -> bool:
-        """Whether a table is not there that an address of the same place names."""
+    def was(self, name: str) -> bool:
+        """Whether this may be the table that an address of the same place names, under another name: that one is gone,
+        and what would tell is not known.
+        """
         ...
 
 

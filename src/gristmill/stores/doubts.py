@@ -93,12 +93,12 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
 
 
 def _renamed(place: Place, found: Iterable[Delivered], store: Unmarked, shown: str) -> str | None:
-    """What is wrong with a table that has rows without marks, if one of the same database is gone to which some were
-    delivered, as this may be that one; None if nothing is.
+    """What is wrong with a table that has rows without marks, if it may be one of the same database to which some were
+    delivered; None if nothing is.
     """
     if not isinstance(store, Counted) or not (rows := store.unmarked()):
         return None
-    gone = (receipt for receipt in found if (name := _beside(receipt.to, place)) and store.is_gone(name))
+    gone = (receipt for receipt in found if (name := _beside(receipt.to, place)) and store.was(name))
     if (last := next(gone, None)) is None:
         return None
     return (

@@ -175,7 +175,7 @@ class File:
     def which(self, session: Session) -> Which:
         return _which(session, self._schema, self._table)
 
-    def keep(self, session: Session) -> None:
+    def keep(self, session: Session, load: Load) -> None:
         """A file has one writer at a time."""
 
     def named(self, session: Session, name: str) -> str:

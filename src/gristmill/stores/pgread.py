@@ -21,7 +21,7 @@ from gristmill.sinks.jsonread import from_json
 from gristmill.stores import pgtable, pgvector
 from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Search, StoreUnavailable
 from gristmill.stores.keys import number_text, retold
-from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeated
+from gristmill.stores.lookup import as_delivered, asked, covering, keyed, refused_as, repeated
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
 from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, quoted
@@ -50,6 +50,7 @@ class There:
     columns: Mapping[str, str]
     mark: Mark | None
     schema: pa.Schema
+    shown: str
 
     def kind(self, name: str) -> pa.DataType | None:
         """The type that a column was delivered with; None for one of others."""
@@ -81,10 +82,10 @@ class There:
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Rows of these columns, as they were delivered."""
-        made = {
-            name: _restored([row[i] for row in found], self.kind(name), column)
-            for i, (name, column) in enumerate(self.columns.items())
-        }
+        made = {}
+        for i, (name, column) in enumerate(self.columns.items()):
+            with refused_as(self.shown, name, kind := self.kind(name)):
+                made[name] = _restored([row[i] for row in found], kind, column)
         return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
 
@@ -141,7 +142,8 @@ class ServerReader:
         # Before the snapshot is taken: no other table gets this name until the transaction is over.
         session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
         mark = self._mark(session, schema or schema_of(session, name), name)
-        return There(table, session.columns(table), mark, decode_schema(mark.held) if mark else pa.schema([]))
+        schema = decode_schema(mark.held) if mark else pa.schema([])
+        return There(table, session.columns(table), mark, schema, self._place.shown)
 
     def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         there, shown = self._there(session), self._place.shown

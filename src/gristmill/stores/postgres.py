@@ -154,10 +154,19 @@ class Server:
     def which(self, session: Session) -> Which:
         return pgtable.which(session, self._schema, self._table)
 
-    def keep(self, session: Session) -> None:
-        """By a lock that any query takes, which needs no rights but those to read."""
+    def keep(self, session: Session, load: Load) -> None:
+        """By the lock that the switch takes; else by one that any query takes, which needs no rights but to read."""
         if session.columns(target := self.target()):
-            session.run(f"SELECT FROM {target} LIMIT 0")
+            if load.mode == "replace":
+                self._shut(session)
+            else:
+                session.run(f"SELECT FROM {target} LIMIT 0")
+
+    def _shut(self, session: Session) -> bool:
+        """Keep out writers of the target, and its readers if nothing hangs on it: whether that is so."""
+        alone = not pgtable.hangs(session, self.target())
+        session.run(f"LOCK TABLE {self.target()} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
+        return alone
 
     def named(self, session: Session, name: str) -> str:
         schema, _, table = name.rpartition(".")
@@ -291,8 +300,7 @@ class Server:
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
             return False
-        alone = not pgtable.hangs(session, target)
-        session.run(f"LOCK TABLE {target} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
+        alone = self._shut(session)
         names = list(self._kept(session, load))
         if not alone or not self._takes_its_place(session, load) or not self._indices_built(session, load):
             return self._in_place(session, load)

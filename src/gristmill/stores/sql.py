@@ -131,7 +131,7 @@ class Database(Protocol):
         """Which table has the target's name."""
         ...
 
-    def keep(self, session: Session) -> None:
+    def keep(self, session: Session, load: Load) -> None:
         """Let nobody give the target's name to another table before this transaction has ended."""
         ...
 

@@ -46,7 +46,7 @@ from gristmill.stores.contract import (
     refuse_ours,
 )
 from gristmill.stores.keys import number_text, retold
-from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
+from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, refused_as, repeated, widest
 from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_hollow, refuse_nan
 from gristmill.stores.sql import (
     MARKS,
@@ -163,7 +163,7 @@ class File:
     def which(self, session: Session) -> Which:
         return _which(session, self._place.name)
 
-    def keep(self, session: Session) -> None:
+    def keep(self, session: Session, load: Load) -> None:
         """A file has one writer at a time."""
 
     def named(self, session: Session, name: str) -> str:
@@ -525,6 +525,7 @@ class There:
     names: Sequence[str]
     mark: Mark | None
     schema: pa.Schema
+    shown: str
 
     def kind(self, name: str) -> pa.DataType | None:
         """The type that a column was delivered with; None for one of others."""
@@ -545,7 +546,8 @@ class There:
         made = {}
         for at, name in enumerate(self.names):
             kind, values = self.kind(name), [row[at] for row in rows]
-            made[name] = values if kind is None else _restored(values, kind)
+            with refused_as(self.shown, name, kind):
+                made[name] = values if kind is None else _restored(values, kind)
         return made
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -615,7 +617,8 @@ class FileReader:
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
         mark = marks_of(transaction, _which(transaction, self._place.name), self._place.shown).last
-        return There(table, names, mark, decode_schema(mark.held) if mark is not None else pa.schema([]))
+        schema = decode_schema(mark.held) if mark is not None else pa.schema([])
+        return There(table, names, mark, schema, self._place.shown)
 
     def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         declared = transaction.columns(there.table)

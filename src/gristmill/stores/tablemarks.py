@@ -34,8 +34,8 @@ class Row:
 @dataclass(frozen=True)
 class Marks:
     """What is known of the deliveries to a table. `counted` are the marks of it; `certain` if the table tells that they
-    are, `restored` if they seem to have come with it from elsewhere. `loose` are those that have but its name, and are
-    of no table that is known to be there, `named` all of its name.
+    are, `restored` if they seem to have come with it from elsewhere. `named` are all others of its name, or where
+    nothing is certain all of that; `loose` those of them then that are of no table that is known to have another one.
     """
 
     there: Which
@@ -135,9 +135,8 @@ def marks_of(session: Session, there: Which, shown: str) -> Marks:
     rows = list(_rows(session, there, shown))
     named = [row for row in rows if row.target == there.name and row.at == there.places[0]]
     if own := [row for row in rows if _came_to(row.mark, there.now)]:
-        named = [row for row in named if row not in own]
-        return Marks(there, own, _loose(named, there), named, certain=True, restored=False)
-    loose = _loose(named, there)
+        return Marks(there, own, (), [row for row in named if row not in own], certain=True, restored=False)
+    loose = [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
     group = _group(loose)
     restored = bool(group) and _restored(group[0].mark, there.now)
     # Where the table does not tell, but others of its name did, it may be any of them.
@@ -146,16 +145,14 @@ def marks_of(session: Session, there: Which, shown: str) -> Marks:
 
 
 def _rows(session: Session, there: Which, shown: str) -> Iterable[Row]:
-    own = f"{there.now.split()[0]} %" if there.now else ""
-    for number, at in enumerate(there.places):
-        if number or session.columns(at):
-            where, values = ("which LIKE ?", (own,)) if number else ("which LIKE ? OR target = ?", (own, there.name))
+    """Those of the table, and beside it those of its name."""
+    beside, *others = there.places
+    own = (f"{there.now.split()[0]} %",) if there.now else ()
+    asked = [(beside, " OR ".join(("target = ?", *("which LIKE ?",) * len(own))), (there.name, *own))]
+    for at, where, values in (*asked, *((other, "which LIKE ?", own) for other in others)):
+        if session.columns(at):
             for target, which, body in session.run(f"SELECT target, which, body FROM {at} WHERE {where}", *values):
                 yield Row(at, target, which, Mark.load(body.encode(), shown))
-
-
-def _loose(named: Iterable[Row], there: Which) -> list[Row]:
-    return [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
 
 
 def _current(rows: Iterable[Row]) -> list[Row]:
