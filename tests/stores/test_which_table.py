@@ -193,6 +193,23 @@ def test_one_of_postgres_in_another_schema(postgres: str, tmp_path: Path) -> Non
             ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
 
 
+def test_one_of_postgres_whose_marks_stay_behind(postgres: str, tmp_path: Path) -> None:
+    """In a schema that may not be read any more, when it is moved to another one: it gets no row twice."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, 2)
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        moved = gm.to(shop.address("scores").replace(f"#{schema}.", f"#{schema}_2."), mode="append")
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {schema}_2", f"ALTER TABLE scores SET SCHEMA {schema}_2")
+        ran(shop, postgres, tmp_path, "DROP TABLE gristmill_marks")
+        try:
+            with pytest.raises(
+                gm.BadJob, match=r"holds 2 rows, and no mark .*scores at .*, which is not there any more"
+            ):
+                job(tmp_path, [3], on_new_files="append", deliver=[moved]).run()
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
 def test_one_of_postgres_that_gets_the_name_meanwhile(postgres: str, tmp_path: Path) -> None:
     """While the last step waits for whoever gives it the name: rows come to neither of both but as that one's own."""
     import psycopg
