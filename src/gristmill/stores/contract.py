@@ -255,7 +255,7 @@ class Unmarked(Protocol):
 
 
 @runtime_checkable
-class Counted(Protocol):
+class Counted(Unmarked, Protocol):
     """A Store that is one of several tables in one place, with marks of all deliveries beside them."""
 
     def untold(self, sink: str) -> int:

@@ -12,7 +12,7 @@ from gristmill.commit.documents import Delivered
 from gristmill.commit.generation import generations
 from gristmill.errors import BadJob
 from gristmill.job.delivery import FOLDS, Delivery, Place, place_of, same_table
-from gristmill.stores.contract import Counted, Load, Mark, Store, Unmarked
+from gristmill.stores.contract import Counted, Load, Mark, Store
 from gristmill.stores.receipts import receipts
 from gristmill.stores.results import Result
 from gristmill.stores.sql import MARKS
@@ -92,7 +92,7 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
     )
 
 
-def _renamed(place: Place, found: Iterable[Delivered], store: Unmarked, shown: str) -> str | None:
+def _renamed(place: Place, found: Iterable[Delivered], store: Store, shown: str) -> str | None:
     """What is wrong with a table that has rows without marks, if it may be one of the same database to which some were
     delivered; None if nothing is.
     """
