@@ -48,7 +48,7 @@ class Marks:
     @property
     def held(self) -> list[Mark]:
         """The marks of all sinks whose rows are known to be in the table."""
-        return [replace(mark, past=False) for mark in _latest(self.counted).values()]
+        return [replace(mark, past=False) if mark.past else mark for mark in _latest(self.counted).values()]
 
     @property
     def read(self) -> list[Mark]:
