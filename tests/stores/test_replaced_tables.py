@@ -247,20 +247,20 @@ def test_postgres_keeps_a_change_between_staging_and_the_switch(
 @pytest.mark.parametrize(
     "change", ["CREATE INDEX own ON t (y)", "CREATE VIEW o AS SELECT id FROM t", "ALTER TABLE t ADD o int"]
 )
-def test_postgres_keeps_a_change_right_before_the_switch(
+def test_postgres_keeps_a_change_right_before_the_last_step(
     change: str, postgres: str, database: Any, nights: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the staging table got was of the table that was."""
+    """What the staging table got was of the table that was; from then on a lock keeps changes out."""
     database.execute(f"CREATE TABLE t {TABLE}")
     gm.deliver(nights["first"], f"{postgres}#area.t")
-    switch, before = Server.switch, []
+    keep, before = Server.keep, []
 
     def late(self: Server, session: Any, load: Any) -> None:
         database.execute(change)
         before.append(database.execute(ABOUT).fetchall())
-        switch(self, session, load)
+        keep(self, session, load)
 
-    monkeypatch.setattr(Server, "switch", late)
+    monkeypatch.setattr(Server, "keep", late)
     gm.deliver(nights["second"], f"{postgres}#area.t")
     assert [database.execute(ABOUT).fetchall()] == before
     assert database.execute(ALL).fetchone() == (10, 0, 9, "n2", "n2")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import shops
 from test_marks_that_are_lost import ANOTHER, AWAY, BACK, DATABASES, copied, job, ran
@@ -77,6 +81,228 @@ def test_one_that_is_kept_each_month(how: dict[str, Any], base: tuple[shops.Shop
     for month in range(1, 5):
         assert night(shop, tmp_path, month, **how) == month
         ran(shop, server, tmp_path, f"ALTER TABLE scores RENAME TO scores_{month}")
+
+
+SWAP = ("ALTER TABLE scores RENAME TO z", "ALTER TABLE second RENAME TO scores", "ALTER TABLE z RENAME TO second")
+BY_A_SCRIPT = {
+    "sqlite": "CREATE TABLE scores (id INTEGER, y INTEGER, v BLOB)",
+    "duckdb": "CREATE TABLE scores (id BIGINT, y BIGINT, v FLOAT[2])",
+    "postgresql": "CREATE TABLE scores (id bigint, y bigint, v real[])",
+}
+
+
+def once(shop: shops.Shop, name: str, ids: list[int]) -> None:
+    """Raises unless a table has a row of each of these ids, and no other."""
+    assert sorted(shop.seen(name) or ()) == ids
+    with gm.lookup(shop.address(name), "id") as lookup:  # which refuses keys that repeat
+        assert None not in lookup.get_many(ids)
+
+
+def test_one_that_is_kept_and_delivered_to_later(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """Under its new name, by the job that has made another of the old one meanwhile: it has what was in it."""
+    shop, server = base
+    night(shop, tmp_path, 1, 2)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO second")
+    assert night(shop, tmp_path, 3) == 3
+    assert night(shop, tmp_path, 4, name="second") == 2
+    once(shop, "second", [1, 2, 3, 4])
+    ran(shop, server, tmp_path, "DROP TABLE scores", "ALTER TABLE second RENAME TO scores")
+    assert night(shop, tmp_path, 5) == 1
+
+
+def test_two_that_swap_their_names(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """Each keeps its own marks, those of other sinks among them, whichever is delivered to first."""
+    shop, server = base
+    night(shop, tmp_path / "third", 21)
+    for name in ("scores", "second"):
+        night(shop, tmp_path / "one", 1, 2, name=name)
+    for new, names in ((3, ("scores", "second")), (4, ("second", "scores"))):
+        ran(shop, server, tmp_path, *SWAP)
+        assert [night(shop, tmp_path / "one", new, name=name) for name in names] == [1, 1]
+    assert night(shop, tmp_path / "third", 22) == 1
+    once(shop, "scores", [1, 2, 3, 4, 21, 22])
+    once(shop, "second", [1, 2, 3, 4])
+
+
+def test_one_that_does_not_tell(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """And is put back after another was made by its name: that it has as many rows as that one had says nothing."""
+    shop, server = base
+    ran(shop, server, tmp_path, BY_A_SCRIPT[shop.name])
+    for sink, ids in (("one", [1, 2]), ("other", [7, 8])):
+        night(shop, tmp_path / sink, *ids)
+    ran(shop, server, tmp_path, *AWAY)
+    assert night(shop, tmp_path / "other", 9, 10) == 4
+    ran(shop, server, tmp_path, *BACK)
+    if shop.name == "postgresql":  # which tells of all
+        assert night(shop, tmp_path / "one", 3) == 1
+        return
+    for sink in ("one", "other"):
+        with pytest.raises(gm.BadJob, match="cannot be told: the table is another one"):
+            night(shop, tmp_path / sink, 13)
+    assert night(shop, tmp_path / "one", 14, mode="replace") == 4
+    assert night(shop, tmp_path / "one", 15) == 1
+
+
+def test_a_copy_that_is_put_back(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """It tells nothing, and marks by its name are of two tables: none of them counts."""
+    shop, server = base
+    night(shop, tmp_path / "one", 1, 2)
+    ran(shop, server, tmp_path, "CREATE TABLE kept AS SELECT * FROM scores", "DROP TABLE scores")
+    night(shop, tmp_path / "other", 7, 8)
+    ran(shop, server, tmp_path, *BACK)
+    for sink in ("one", "other"):
+        with pytest.raises(gm.BadJob, match="cannot be told: the table is another one"):
+            night(shop, tmp_path / sink, 13)
+
+
+def test_one_of_others_that_is_renamed(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """It has no marks of its own: as the one that was delivered to is gone, it may be that, and gets no row twice."""
+    shop, server = base
+    ran(shop, server, tmp_path, BY_A_SCRIPT[shop.name])
+    night(shop, tmp_path, 1, 2)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO second")
+    if shop.name == "postgresql":  # which tells of all
+        assert night(shop, tmp_path, 3, name="second") == 1
+        return
+    with pytest.raises(gm.BadJob, match=r"delivered to .*#scores at .*, which is not there any more: if this is that"):
+        night(shop, tmp_path, 3, name="second")
+    ran(shop, server, tmp_path, "ALTER TABLE second RENAME TO scores")
+    assert night(shop, tmp_path, 4) == 2
+
+
+def test_one_of_postgres_in_another_schema(postgres: str, tmp_path: Path) -> None:
+    """To which it was moved: its marks follow, and none stays behind."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        for sink, ids in (("one", [1, 2]), ("other", [7, 8])):
+            night(shop, tmp_path / sink, *ids)
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        moved = shop.address("scores").replace(f"#{schema}.", f"#{schema}_2.")
+        statements = (f"CREATE SCHEMA {schema}_2", f"ALTER TABLE scores SET SCHEMA {schema}_2")
+        ran(shop, postgres, tmp_path, *statements)
+        try:
+            with gm.lookup(moved, "id") as lookup:
+                assert lookup.get(7)["v"] == [1.0, 7.0]
+            to = gm.to(moved, mode="append")
+            for sink, new in (("one", 3), ("other", 9), ("one", 4)):
+                nightly = job(tmp_path / sink, [new], on_new_files="append", deliver=[to])
+                assert nightly.run().deliveries[-1].rows == 1 and gm.verify(nightly).ok
+            ran(shop, postgres, tmp_path, f"ALTER TABLE {schema}_2.scores SET SCHEMA {schema}")
+            assert night(shop, tmp_path / "other", 10) == 1
+            once(shop, "scores", [1, 2, 3, 4, 7, 8, 9, 10])
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
+def test_one_of_postgres_whose_marks_stay_behind(postgres: str, tmp_path: Path) -> None:
+    """In a schema that may not be read any more, when it is moved to another one: it gets no row twice."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, 2)
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        moved = gm.to(shop.address("scores").replace(f"#{schema}.", f"#{schema}_2."), mode="append")
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {schema}_2", f"ALTER TABLE scores SET SCHEMA {schema}_2")
+        ran(shop, postgres, tmp_path, "DROP TABLE gristmill_marks")
+        try:
+            with pytest.raises(
+                gm.BadJob, match=r"holds 2 rows, and no mark .*scores at .*, which is not there any more"
+            ):
+                job(tmp_path, [3], on_new_files="append", deliver=[moved]).run()
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
+def test_one_of_postgres_that_gets_the_name_meanwhile(postgres: str, tmp_path: Path) -> None:
+    """While the last step waits for whoever gives it the name: rows come to neither of both but as that one's own."""
+    import psycopg
+
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        for name in ("scores", "second"):
+            night(shop, tmp_path, 1, 2, name=name)
+        ran(shop, postgres, tmp_path, "CREATE TABLE empty (LIKE second)")
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        waits = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = to_regclass('kept')"
+        with psycopg.connect(postgres, options=f"-c search_path={schema}") as db:
+            db.execute("ALTER TABLE scores RENAME TO kept")
+            db.execute("ALTER TABLE empty RENAME TO scores")
+
+            def let_go() -> None:
+                for _ in range(400):
+                    if db.execute(waits).fetchall():
+                        break
+                    time.sleep(0.02)
+                db.commit()
+
+            other = threading.Thread(target=let_go)
+            other.start()
+            try:
+                night(shop, tmp_path, 3)
+            except gm.GristmillError:  # the place of rows that were chosen for another table
+                pass
+            finally:
+                other.join()
+        assert sorted(shop.seen("kept") or ()) == [1, 2]
+        night(shop, tmp_path, 4)
+        once(shop, "scores", [1, 2, 3, 4])
+
+
+def valued(shop: shops.Shop, sink: Path, name: str, kind: str, value: Callable[[int], Any], **how: Any) -> int:
+    """Run a job of two rows, or one more each night, that returns values of a type."""
+    (sink / "in").mkdir(parents=True, exist_ok=True)
+    number = len(list((sink / "in").iterdir())) + 1
+    pq.write_table(pa.table({"id": pa.array([number, -number], pa.int64())}), sink / "in" / f"{number}.parquet")
+    model = gm.model(lambda batch: {"y": [value(i) for i in batch["id"]]}, returns={"y": kind})
+    to = gm.to(shop.address(name), **how)
+    kept = gm.sink(str(sink / "out"), keep=["id"])
+    made = gm.Job(str(sink / "in"), model, kept, workers=0, on_new_files="append", deliver=[to])
+    return made.run().deliveries[-1].rows
+
+
+def test_whoever_reads_follows_the_table(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """Values are read as those of its own marks, and found by their key, whatever name it has by now."""
+    shop, server = base
+    how = {"mode": "upsert", "key": "id"}
+    valued(shop, tmp_path / "one", "scores", "bool", lambda i: i > 0, **how)
+    valued(shop, tmp_path / "other", "second", "int64", lambda i: 5 * i, **how)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO third", "ALTER TABLE second RENAME TO scores")
+    for name, values in (("scores", [5, -5]), ("third", [True, False])):
+        with gm.lookup(shop.address(name)) as lookup:
+            found = [row["y"] for row in lookup.get_many([1, -1])]
+        assert found == values and list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("sqlite", ("UPDATE scores SET y = 'a'",)),
+        ("postgresql", ("ALTER TABLE scores ALTER y TYPE text", "UPDATE scores SET y = 'a'")),
+    ],
+)
+def test_values_of_another_type(
+    name: str, change: tuple[str, ...], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Which others have put into a column: that is said, and of which."""
+    server = request.getfixturevalue(shops.SERVERS[name]) if name in shops.SERVERS else ""
+    with shops.SHOPS[name](server, tmp_path) as shop:
+        valued(shop, tmp_path, "scores", "int64", lambda i: i, key="id")
+        ran(shop, server, tmp_path, *change)
+        with (
+            gm.lookup(shop.address("scores")) as lookup,
+            pytest.raises(gm.BadSource, match="column 'y' has values that"),
+        ):
+            lookup.get(1)
+
+
+def test_types_of_another_of_the_name(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """Refuse nothing: what was delivered to the table that is there counts."""
+    shop, server = base
+    kinds: dict[str, tuple[str, Callable[[int], Any]]] = {
+        "one": ("struct<a: int64>", lambda i: {"a": i}),
+        "other": ("struct<b: string>", lambda i: {"b": str(i)}),
+    }
+    for sink, name in (("one", "scores"), ("other", "second")):
+        valued(shop, tmp_path / sink, name, *kinds[sink], mode="append")
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO third", "ALTER TABLE second RENAME TO scores")
+    for sink, name in (("other", "scores"), ("one", "third")):
+        assert valued(shop, tmp_path / sink, name, *kinds[sink], mode="append") == 2
 
 
 def comments(address: str) -> list[Any]:

@@ -91,12 +91,11 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
     those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
     there, when these came, that no mark told of, and of which sink they were is not known since. `table` tells which
-    table of that name the rows came to, where a database says so, and `past` is a mark of one whose name another sink's
-    delivery has given to a new table, `without` which one that was (or the last one whose rows another has replaced):
-    this sink has none there. `home` is the folder of a sink that is this store (empty: it is not, or that was not
-    noted). A `doubtful` mark may be of rows that are not there any more, as what would tell is gone. `at` is for
-    people: clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest, where a store
-    does not keep them in order (0: that was not noted).
+    table the rows came to, where a database says so (see `sql.Which`), and where not, `past` is a mark of one whose
+    name a delivery has found at another one since. `home` is the folder of a sink that is this store (empty: it is not,
+    or that was not noted). A `doubtful` mark may be of rows that are not there any more, as what would tell is gone.
+    `at` is for people: clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest,
+    where a store does not keep them in order (0: that was not noted).
     """
 
     sink: str
@@ -120,7 +119,6 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     unmarked: bool = False
     table: str = ""
     past: bool = False
-    without: str = ""
     home: str = ""
 
     @property
@@ -252,6 +250,23 @@ class Unmarked(Protocol):
     def unmarked(self) -> int:
         """Rows that readers see, where there is no sign of any delivery, or a mark is `unmarked`: others have delivered
         beside them since. Where marks are that are not, whatever was before them went with a whole result.
+        """
+        ...
+
+
+@runtime_checkable
+class Counted(Unmarked, Protocol):
+    """A Store that is one of several tables in one place, with marks of all deliveries beside them."""
+
+    def untold(self, sink: str) -> int:
+        """Rows that readers see, where there is no mark of this sink, and others' marks do not tell of just as many:
+        marks of before its delivery were restored, say.
+        """
+        ...
+
+    def was(self, name: str) -> bool:
+        """Whether this may be the table that an address of the same place names, under another name: that one is gone,
+        and what would tell is not known.
         """
         ...
 

@@ -4,10 +4,15 @@ twice.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gristmill.commit.documents import Delivered
 from gristmill.commit.generation import generations
 from gristmill.errors import BadJob
-from gristmill.job.delivery import Delivery
-from gristmill.stores.contract import Load, Mark, Store
+from gristmill.job.delivery import Delivery, Place, place_of, same_table
+from gristmill.stores.contract import Counted, Load, Mark, Store
 from gristmill.stores.receipts import is_of, receipts
 from gristmill.stores.results import Result
 from gristmill.stores.sql import MARKS
@@ -72,16 +77,43 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
         return None
     claims = generations(result.generation.root, result.generation.files)
     members = [g for g in claims if g.number in result.members and not g.lost]
-    found = (receipt for g in reversed(members) for receipt in receipts(g))
-    last = next((receipt for receipt in found if receipt.rows and is_of(receipt, delivery.place)), None)
-    if last is None or not (rows := store.unmarked()):
+    found = [receipt for g in reversed(members) for receipt in receipts(g) if receipt.rows]
+    last = next((receipt for receipt in found if is_of(receipt, delivery.place)), None)
+    if last is None:
+        return _renamed(delivery.place, found, store, shown)
+    rows = store.unmarked() or (store.untold(result.sink.name) if isinstance(store, Counted) else 0)
+    if not rows:
         return None
-    dropped = f", or {MARKS} was dropped" if delivery.place.store in _DATABASES else ""
+    dropped = f", or {MARKS} was dropped or restored" if delivery.place.store in _DATABASES else ""
     return (
         f"{shown}: holds {rows:,} rows, and no mark of a delivery of this sink beside them (the table alone was copied "
         f"or restored{dropped}?), but generation {last.generation} was delivered there at {last.at}: "
         f"which rows are there cannot be told, {_NOT_TWICE}: restore the marks, {_WAYS}"
     )
+
+
+def _renamed(place: Place, found: Iterable[Delivered], store: Store, shown: str) -> str | None:
+    """What is wrong with a table that has rows without marks, if it may be one of the same database to which some were
+    delivered; None if nothing is.
+    """
+    if not isinstance(store, Counted) or not (rows := store.unmarked()):
+        return None
+    gone = (receipt for receipt in found if (name := _beside(receipt.to, place)) and store.was(name))
+    if (last := next(gone, None)) is None:
+        return None
+    return (
+        f"{shown}: holds {rows:,} rows, and no mark of a delivery beside them; generation {last.generation} was "
+        f"delivered to {last.to} at {last.at}, which is not there any more: if this is that table under another name, "
+        f"its rows are there, {_NOT_TWICE}: give it the name that it had, {_WAYS}"
+    )
+
+
+def _beside(to: str, place: Place) -> str:
+    """The name of the table of a receipt that is in the database of the place; nothing if it is in another."""
+    with contextlib.suppress(BadJob):  # of an address that a secret holds, say
+        other = place_of(to)
+        return other.name if same_table(replace(other, name=place.name), place) else ""
+    return ""
 
 
 def refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None:

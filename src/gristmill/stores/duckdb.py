@@ -47,11 +47,11 @@ from gristmill.stores.sql import (
     WITH_TABLES,
     Nothing,
     Session,
+    Which,
     as_staged,
     defined,
     extended,
     folded,
-    latest,
     merged,
     moved,
     named,
@@ -60,7 +60,9 @@ from gristmill.stores.sql import (
     refuse_view,
     told_apart,
     witness,
+    witnessed,
 )
+from gristmill.stores.tablemarks import marks_of
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
@@ -170,17 +172,15 @@ class File:
     def target(self) -> str:
         return self.table(self._table)
 
-    def marked(self) -> str:
-        return folded(self._table)
+    def which(self, session: Session) -> Which:
+        return _which(session, self._schema, self._table)
 
-    def which(self, session: Session) -> str:
-        """By the witness that is its comment: a table's number is another one whenever the file is opened."""
-        sql = "SELECT comment FROM duckdb_tables() WHERE database_name = current_database()"
-        own = session.run(f"{sql} AND schema_name = ? AND table_name = ?", self._schema, self._table)
-        if not own or not re.fullmatch(_WITNESS, own[0][0] or ""):
-            return ""
-        alike = session.run(f"{sql} AND comment = ?", own[0][0])  # more than one where somebody has copied it
-        return f"{own[0][0].split()[1]} -" if len(alike) == 1 else ""
+    def keep(self, session: Session, load: Load) -> None:
+        """A file has one writer at a time."""
+
+    def named(self, session: Session, name: str) -> str:
+        schema, _, table = name.rpartition(".")
+        return ".".join(map(quoted, spelled(self._held, schema or "main", table)))
 
     def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
         session.run(f"CREATE TABLE {table} ({defined(columns)})")
@@ -365,6 +365,14 @@ class File:
         self._gate.release()
 
 
+def _which(session: Session, schema: str, table: str) -> Which:
+    """By the witness that is its comment: a table's number is another one whenever the file is opened."""
+    sql = "SELECT schema_name, table_name, comment FROM duckdb_tables() WHERE database_name = current_database() AND"
+    rows = session.run(f"{sql} regexp_full_match(comment, '{_WITNESS}')")
+    there = [(name if of == schema else f"{of}.{name}", comment) for of, name, comment in rows]
+    return witnessed(table, there, f"{quoted(schema)}.{quoted(MARKS)}")
+
+
 def _as_expressions(column: str) -> list[str]:
     """What DuckDB may tell of an index of one column: it quotes the names that are words of its own."""
     plainly = [f"[{column}]"] if re.fullmatch(r"[A-Za-z_]\w*", column, re.ASCII) else []
@@ -502,7 +510,7 @@ class FileReader:
                 table, transaction = f"{quoted(schema)}.{quoted(name)}", Transaction(connection, schema, place.shown)
                 if not transaction.columns(table):
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
-                yield connection, table, self._mark(transaction, schema)
+                yield connection, table, marks_of(transaction, _which(transaction, schema, name), place.shown).last
             except duckdb.Error as e:
                 _refuse_damaged(place, e)
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e
@@ -534,9 +542,6 @@ class FileReader:
             column = searched(columns_in(schema), search, self._place.shown)
             near = nearest_of_all((_as_delivered(batch, mark) for batch in rows), column, search, self._place.shown)
         return dataclasses.replace(near, mark=mark)
-
-    def _mark(self, transaction: Transaction, schema: str) -> Mark | None:
-        return latest(transaction, f"{quoted(schema)}.{quoted(MARKS)}", folded(self._table), self._place.shown)
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -4,9 +4,10 @@ back becomes rows as they were delivered.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -203,6 +204,18 @@ def as_delivered(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         return lossless(column, kind)
     except Lossy:  # others have written here, too, or an earlier delivery had a wider type
         return column
+
+
+@contextlib.contextmanager
+def refused_as(shown: str, name: str, kind: pa.DataType | None) -> Iterator[None]:
+    """While values of a column are made those of the type that was delivered. Raises BadSource if some are none."""
+    try:
+        yield
+    except (pa.ArrowException, TypeError, ValueError) as e:
+        raise BadSource(
+            f"{shown}: column {name!r} has values that are none of {kind}, as it was delivered ({str(e).strip()}): "
+            "others have written there, or altered it: deliver again with mode replace, or query the table"
+        ) from e
 
 
 class Neighbours(list[Row]):

@@ -21,10 +21,11 @@ from gristmill.sinks.jsonread import from_json
 from gristmill.stores import pgtable, pgvector
 from gristmill.stores.contract import Key, Mark, Metric, Near, Place, Search, StoreUnavailable
 from gristmill.stores.keys import number_text, retold
-from gristmill.stores.lookup import as_delivered, asked, covering, keyed, repeated
+from gristmill.stores.lookup import as_delivered, asked, covering, keyed, refused_as, repeated
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
 from gristmill.stores.pgtimes import read_far
-from gristmill.stores.sql import MARKS, latest, quoted
+from gristmill.stores.sql import MARKS, quoted
+from gristmill.stores.tablemarks import marks_of
 from gristmill.stores.vectors import columns_in, searched
 from gristmill.values import dataclass
 
@@ -49,6 +50,7 @@ class There:
     columns: Mapping[str, str]
     mark: Mark | None
     schema: pa.Schema
+    shown: str
 
     def kind(self, name: str) -> pa.DataType | None:
         """The type that a column was delivered with; None for one of others."""
@@ -80,10 +82,10 @@ class There:
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         """Rows of these columns, as they were delivered."""
-        made = {
-            name: _restored([row[i] for row in found], self.kind(name), column)
-            for i, (name, column) in enumerate(self.columns.items())
-        }
+        made = {}
+        for i, (name, column) in enumerate(self.columns.items()):
+            with refused_as(self.shown, name, kind := self.kind(name)):
+                made[name] = _restored([row[i] for row in found], kind, column)
         return [dict(zip(made, values, strict=True)) for values in zip(*made.values(), strict=True)]
 
 
@@ -139,8 +141,9 @@ class ServerReader:
         table = f"{before}{quoted(name)}"
         # Before the snapshot is taken: no other table gets this name until the transaction is over.
         session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
-        mark = self._mark(session, f"{quoted(schema or schema_of(session, name))}.{quoted(MARKS)}", name)
-        return There(table, session.columns(table), mark, decode_schema(mark.held) if mark else pa.schema([]))
+        mark = self._mark(session, schema or schema_of(session, name), name)
+        schema = decode_schema(mark.held) if mark else pa.schema([])
+        return There(table, session.columns(table), mark, schema, self._place.shown)
 
     def _found(self, session: Transaction, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         there, shown = self._there(session), self._place.shown
@@ -194,11 +197,10 @@ class ServerReader:
         rows = [there.rows([row[1:] for row in one]) for one in found]
         return Near(there.mark, metric, rows, [[float(row[0]) for row in one] for one in found])
 
-    def _mark(self, session: Transaction, marks: str, table: str) -> Mark | None:
-        pgtable.refuse_rights(
-            session, marks, ("SELECT",), f"{self._place.shown}: {MARKS} tells how rows were delivered"
-        )
-        return latest(session, marks, table, self._place.shown)
+    def _mark(self, session: Transaction, schema: str, table: str) -> Mark | None:
+        marks, shown = f"{quoted(schema)}.{quoted(MARKS)}", self._place.shown
+        pgtable.refuse_rights(session, marks, ("SELECT",), f"{shown}: {MARKS} tells how rows were delivered")
+        return marks_of(session, pgtable.which(session, schema, table), shown).last
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

@@ -10,7 +10,7 @@ from typing import Any
 from gristmill.errors import BadJob
 from gristmill.stores.contract import STAGED, Load
 from gristmill.stores.references import Reference
-from gristmill.stores.sql import Session, quoted, refuse_view
+from gristmill.stores.sql import MARKS, Session, Which, quoted, refuse_view
 
 # Whatever depends on the table or its row type, but for its own indices, defaults, constraints and toast, which the
 # staging table gets; and what `LIKE` leaves out.
@@ -89,6 +89,43 @@ WHERE a.attrelid = to_regclass(?) AND a.attname = ? AND (
             WHERE d.classid = 'pg_class'::regclass AND x.indexrelid = d.objid AND x.indrelid = a.attrelid
             AND NOT x.indisunique AND i.relname ~ ?)))
 """
+
+
+# Tables of marks in other schemas.
+_PLACES = """
+SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relname = ? AND c.relkind = 'r' AND n.nspname <> ? AND has_schema_privilege(n.oid, 'USAGE')
+    AND has_table_privilege(c.oid, 'SELECT')
+    AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'which') ORDER BY c.oid
+"""
+
+
+def which(session: Session, schema: str, table: str) -> Which:
+    """By their numbers in the catalog, and by whose that is: on another server, to which all was restored, the same
+    ones may be those of other tables. Those of views do not count, whose rows are elsewhere. A table that was moved to
+    this schema has left its marks in another one.
+    """
+    marks, target = (f"{quoted(schema)}.{quoted(name)}" for name in (MARKS, table))
+
+    def elsewhere(told: str) -> bool:
+        number, _, *of = told.split()
+        sql = "SELECT 1 FROM pg_class WHERE oid = ?::oid AND oid IS DISTINCT FROM to_regclass(?) AND relkind IN"
+        return (not at or of == at) and bool(session.run(f"{sql} ('r', 'p')", number, target))
+
+    at: list[str] = []
+    may = "SELECT has_function_privilege(to_regprocedure('pg_catalog.pg_control_system()'), 'EXECUTE')"
+    if session.run(may)[0][0]:
+        catalog = "SELECT c.system_identifier, d.oid FROM pg_control_system() c, pg_database d"
+        at = list(map(str, session.run(f"{catalog} WHERE d.datname = current_database()")[0]))
+    sql = "SELECT c.oid, to_regclass(?)::oid FROM pg_class c WHERE c.oid = to_regclass(?) AND c.relkind IN ('r', 'p')"
+    found = session.run(sql, marks, target) if at else []
+    if not found:
+        return Which(table, "", (marks,), elsewhere)
+    now, number = " ".join([*map(str, found[0]), *at]), found[0][0]
+    left = [row[0] for row in session.run(_PLACES, MARKS, schema)]
+    some = "SELECT 1 FROM {} WHERE which LIKE ? LIMIT 1"
+    left = [place for place in left if session.run(some.format(place), f"{number} %")]
+    return Which(table, now, (marks, *left), elsewhere)
 
 
 def hangs(session: Session, table: str) -> bool:

@@ -21,7 +21,18 @@ from gristmill.stores import pgidentity, pgindex, pgtable, pgvector, references
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
-from gristmill.stores.sql import MARKS, PARTS, Session, defined, extended, holds_decimals, merged, moved, quoted
+from gristmill.stores.sql import (
+    MARKS,
+    PARTS,
+    Session,
+    Which,
+    defined,
+    extended,
+    holds_decimals,
+    merged,
+    moved,
+    quoted,
+)
 from gristmill.stores.tables import Tables
 
 LOCKED = "30s"  # how long a step waits for those who read the table, or write to it; new ones wait behind it
@@ -145,21 +156,26 @@ class Server:
     def target(self) -> str:
         return self.table(self._table)
 
-    def marked(self) -> str:
-        return self._table
+    def which(self, session: Session) -> Which:
+        return pgtable.which(session, self._schema, self._table)
 
-    def which(self, session: Session) -> str:
-        """By their numbers in the catalog, and by whose that is: on another server, to which all was restored, the same
-        ones may be those of other tables. Those of views do not count, whose rows are elsewhere.
-        """
-        may = "SELECT has_function_privilege(to_regprocedure('pg_catalog.pg_control_system()'), 'EXECUTE')"
-        if not session.run(may)[0][0]:
-            return ""
-        catalog = "SELECT c.system_identifier, d.oid FROM pg_control_system() c, pg_database d"
-        (at,) = session.run(f"{catalog} WHERE d.datname = current_database()")
-        sql = "SELECT c.oid, to_regclass(?)::oid FROM pg_class c WHERE c.oid = to_regclass(?)"
-        found = session.run(f"{sql} AND c.relkind IN ('r', 'p')", self.table(MARKS), self.target())
-        return " ".join(map(str, (*found[0], *at))) if found else ""
+    def keep(self, session: Session, load: Load) -> None:
+        """By the lock that the switch takes; else by one that any query takes, which needs no rights but to read."""
+        if session.columns(target := self.target()):
+            if load.mode == "replace":
+                self._shut(session)
+            else:
+                session.run(f"SELECT FROM {target} LIMIT 0")
+
+    def _shut(self, session: Session) -> bool:
+        """Keep out writers of the target, and its readers if nothing hangs on it: whether that is so."""
+        alone = not pgtable.hangs(session, self.target())
+        session.run(f"LOCK TABLE {self.target()} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
+        return alone
+
+    def named(self, session: Session, name: str) -> str:
+        schema, _, table = name.rpartition(".")
+        return f"{quoted(schema)}.{quoted(table)}" if schema else self.table(table)
 
     def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
         session.run(f"CREATE TABLE {table} ({defined(columns)})")
@@ -219,6 +235,8 @@ class Server:
         pgtable.refuse_schema(session, self._schema, shown)
         for ours in (MARKS, PARTS):
             pgtable.refuse_rights(session, self.table(ours), ("SELECT", "INSERT", "DELETE"), shown)
+        for left in self.which(session).places[1:]:  # the table was in another schema, and its marks are to follow
+            pgtable.refuse_rights(session, left, ("DELETE",), shown)
         there = session.columns(target)
         for column, how in self._lacking(session, load, self._table).items():
             kind = there.get(column) or self.kind(load.schema.field(column))
@@ -287,8 +305,7 @@ class Server:
         if not session.columns(target):
             session.run(f"ALTER TABLE {stage} RENAME TO {quoted(self._table)}")
             return False
-        alone = not pgtable.hangs(session, target)
-        session.run(f"LOCK TABLE {target} IN {'ACCESS ' if alone else ''}EXCLUSIVE MODE")
+        alone = self._shut(session)
         names = list(self._kept(session, load))
         if not alone or not self._takes_its_place(session, load) or not self._indices_built(session, load):
             return self._in_place(session, load)

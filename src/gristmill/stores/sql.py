@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from gristmill.errors import BadJob
-from gristmill.stores.contract import Load, Mark, Place, refuse_ours
+from gristmill.stores.contract import Load, Place, refuse_ours
 from gristmill.values import dataclass
 
 if TYPE_CHECKING:
@@ -60,6 +60,21 @@ def not_sqlite(words: str, shown: str) -> str:
     if "not a database" not in words:
         return ""
     return f": if DuckDB made it, its address is {shown.replace('sqlite:', 'duckdb:', 1)}"
+
+
+@dataclass(frozen=True)
+class Which:
+    """Which table has the name of a target. `name` is that, the same however an address spells it. `now` has a word
+    that tells the table, and one that tells that of marks, which stay as long as these are the tables that they are,
+    whatever is done to them; more of them tell in which database these say so. It is empty where that is not told.
+    `places` are the tables of marks, in SQL: the one beside the target, and others in which some of it may be left.
+    `elsewhere` says whether such words are known to be those of a table that has another name.
+    """
+
+    name: str
+    now: str
+    places: Sequence[str]
+    elsewhere: Callable[[str], bool]
 
 
 class Nothing:
@@ -112,15 +127,16 @@ class Database(Protocol):
         """How the target is named in SQL."""
         ...
 
-    def marked(self) -> str:
-        """Under which name the marks beside the target have it: the same, however an address spells it."""
+    def which(self, session: Session) -> Which:
+        """Which table has the target's name."""
         ...
 
-    def which(self, session: Session) -> str:
-        """Which table has the target's name, and which one that of the marks: two words that stay as long as these are
-        the tables that they are, whatever is done to them; more of them tell in which database these say so. Nothing
-        where that is not told.
-        """
+    def keep(self, session: Session, load: Load) -> None:
+        """Let nobody give the target's name to another table before this transaction has ended."""
+        ...
+
+    def named(self, session: Session, name: str) -> str:
+        """How the table of another address of this database is named in SQL."""
         ...
 
     def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
@@ -241,23 +257,6 @@ def told_apart(name: str, table: str, columns: Sequence[str]) -> str:
     return f"{name}_{hashlib.sha256(chr(0).join((table, *columns)).encode()).hexdigest()[:8]}"
 
 
-def all_marks(session: Session, table: str, target: str, shown: str) -> list[Mark]:
-    """The marks of all sinks that have delivered to the target, or to another table that had its name."""
-    rows = session.run(f"SELECT body FROM {table} WHERE target = ?", target)
-    return [Mark.load(row[0].encode(), shown) for row in rows]
-
-
-def marks_in(session: Session, table: str, target: str, shown: str) -> list[Mark]:
-    """The marks of all sinks whose rows are in the target."""
-    return [mark for mark in all_marks(session, table, target, shown) if not mark.past]
-
-
-def latest(session: Session, table: str, target: str, shown: str) -> Mark | None:
-    """The mark of what was delivered last to the target, in the `table` of marks; None if there is none."""
-    found = marks_in(session, table, target, shown) if session.columns(table) else []
-    return max(found, key=lambda mark: (mark.turn, mark.at), default=None)
-
-
 def defined(columns: Mapping[str, str]) -> str:
     """Columns as a table is created with them."""
     return ", ".join(f"{quoted(name)} {kind}" for name, kind in columns.items())
@@ -266,6 +265,17 @@ def defined(columns: Mapping[str, str]) -> str:
 def witness() -> str:
     """What tells a table that we make from all others, where a database does not."""
     return f"gristmill {secrets.token_hex(8)}"
+
+
+def witnessed(name: str, there: Sequence[tuple[str, str]], marks: str) -> Which:
+    """Which table has a name, by the witnesses of all tables that have one, which somebody may have given to a copy as
+    well. `marks` is the table of marks, in SQL.
+    """
+    words = [(folded(table), witness.split()[1]) for table, witness in there]
+    own = next((word for table, word in words if table == folded(name)), "")
+    others = {word for _, word in words} - {own}
+    now = f"{own} -" if [word for _, word in words].count(own) == 1 else ""
+    return Which(folded(name), now, (marks,), lambda table: table.split()[0] in others)
 
 
 def as_staged(session: Session, target: str, stage: str, new: Sequence[str]) -> bool:

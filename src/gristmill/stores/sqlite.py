@@ -46,7 +46,7 @@ from gristmill.stores.contract import (
     refuse_ours,
 )
 from gristmill.stores.keys import number_text, retold
-from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, repeated, widest
+from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, refused_as, repeated, widest
 from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_hollow, refuse_nan
 from gristmill.stores.sql import (
     MARKS,
@@ -54,17 +54,18 @@ from gristmill.stores.sql import (
     WITH_TABLES,
     Nothing,
     Session,
+    Which,
     as_staged,
     defined,
-    folded,
-    latest,
     moved,
     not_sqlite,
     quoted,
     refuse_view,
     told_apart,
     witness,
+    witnessed,
 )
+from gristmill.stores.tablemarks import marks_of
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 from gristmill.values import dataclass
@@ -159,17 +160,14 @@ class File:
     def target(self) -> str:
         return quoted(self._place.name)
 
-    def marked(self) -> str:
-        return folded(self._place.name)
+    def which(self, session: Session) -> Which:
+        return _which(session, self._place.name)
 
-    def which(self, session: Session) -> str:
-        """By the witness in its SQL: a root page is used again, and VACUUM gives others."""
-        sql = "SELECT sql FROM sqlite_master WHERE type = 'table' AND"
-        own = [_WITNESS.search(row[0]) for row in session.run(f"{sql} {_NAME}", self._place.name)]
-        if not own or own[0] is None:
-            return ""
-        alike = session.run(f"{sql} instr(sql, ?)", own[0][1])  # more than one where somebody made it by that SQL
-        return f"{own[0][1].split()[1]} -" if len(alike) == 1 else ""
+    def keep(self, session: Session, load: Load) -> None:
+        """A file has one writer at a time."""
+
+    def named(self, session: Session, name: str) -> str:
+        return quoted(name)
 
     def create(self, session: Session, table: str, columns: Mapping[str, str]) -> None:
         session.run(f"CREATE TABLE {table} (/* {witness()} */ {defined(columns)})")
@@ -306,6 +304,13 @@ class File:
         if connection is not None:
             with contextlib.closing(connection):
                 _logged(connection)
+
+
+def _which(session: Session, name: str) -> Which:
+    """By the witness in its SQL: a root page is used again, and VACUUM gives others."""
+    sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND instr(sql, ?)"
+    all_of_them = ((table, _WITNESS.search(text)) for table, text in session.run(sql, "(/* gristmill "))
+    return witnessed(name, [(table, found[1]) for table, found in all_of_them if found], quoted(MARKS))
 
 
 def _free(session: Session, name: str, table: str, columns: Sequence[str]) -> str:
@@ -520,6 +525,7 @@ class There:
     names: Sequence[str]
     mark: Mark | None
     schema: pa.Schema
+    shown: str
 
     def kind(self, name: str) -> pa.DataType | None:
         """The type that a column was delivered with; None for one of others."""
@@ -540,7 +546,8 @@ class There:
         made = {}
         for at, name in enumerate(self.names):
             kind, values = self.kind(name), [row[at] for row in rows]
-            made[name] = values if kind is None else _restored(values, kind)
+            with refused_as(self.shown, name, kind):
+                made[name] = values if kind is None else _restored(values, kind)
         return made
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -609,8 +616,9 @@ class FileReader:
         names = list(transaction.columns(table))
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
-        mark = self._mark(transaction)
-        return There(table, names, mark, decode_schema(mark.held) if mark is not None else pa.schema([]))
+        mark = marks_of(transaction, _which(transaction, self._place.name), self._place.shown).last
+        schema = decode_schema(mark.held) if mark is not None else pa.schema([])
+        return There(table, names, mark, schema, self._place.shown)
 
     def _found(self, transaction: Transaction, there: There, keys: Sequence[Key]) -> list[dict[str, Any] | None]:
         declared = transaction.columns(there.table)
@@ -628,9 +636,6 @@ class FileReader:
             raise repeated(shown, list(wanted), [to_plain(column.slice(twice, 1))[0] for column in asked_for.columns])
         found = iter(there.rows([row for rows in each for row in rows]))
         return [next(found) if rows else None for rows in each]
-
-    def _mark(self, transaction: Transaction) -> Mark | None:
-        return latest(transaction, quoted(MARKS), folded(self._place.name), self._place.shown)
 
     def close(self) -> None:
         while self._all:

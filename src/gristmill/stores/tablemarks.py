@@ -1,26 +1,189 @@
-"""Whether marks that are kept by a table's name are of the table that has the name now: one that somebody renames,
-restores or puts back brings its rows along, and leaves the marks where they are.
+"""The marks of the table that is there: a mark belongs to the table that its rows came to, whatever name that has now.
+The name counts only where nothing tells tables apart, or where all was restored, so that numbers of tables are others.
+Marks of other tables are left as they are: these may be there under other names, or be put back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gristmill.stores.contract import Mark
+from gristmill.stores.sql import Session, Which
+from gristmill.values import dataclass
 
 
-def is_of(mark: Mark, now: str) -> bool:
-    """Whether a mark is of the table that is there `now` (see `Database.which`), as far as that is known."""
-    if not mark.table or not now:
-        return not mark.past
-    return came_to(mark, now) or _restored(mark, now)
+@dataclass(frozen=True)
+class Row:
+    """A mark as it is kept: in which table of marks, and the name of the target that it was written for."""
+
+    at: str
+    target: str
+    which: str
+    mark: Mark
+
+    def removed(self, session: Session) -> None:
+        sql = f"DELETE FROM {self.at} WHERE target = ? AND which = ? AND sink = ?"
+        session.run(sql, self.target, self.which, self.mark.sink)
+
+    def added(self, session: Session) -> None:
+        values = self.target, self.which, self.mark.sink, self.mark.dump().decode()
+        session.run(f"INSERT INTO {self.at} VALUES (?, ?, ?, ?)", *values)
 
 
-def came_to(mark: Mark, now: str) -> bool:
+@dataclass(frozen=True)
+class Marks:
+    """What is known of the deliveries to a table. `counted` are the marks of it; `certain` if the table tells that they
+    are, `restored` if they seem to have come with it from elsewhere. `named` are all others of its name, or where
+    nothing is certain all of that; `loose` those of them then that are of no table that is known to have another one.
+    """
+
+    there: Which
+    counted: Sequence[Row]
+    loose: Sequence[Row]
+    named: Sequence[Row]
+    certain: bool
+    restored: bool
+
+    @property
+    def held(self) -> list[Mark]:
+        """The marks of all sinks whose rows are known to be in the table."""
+        return [replace(mark, past=False) if mark.past else mark for mark in _latest(self.counted).values()]
+
+    @property
+    def read(self) -> list[Mark]:
+        """The marks by which values are read: where none is known to be of the table, those that were the last to come
+        to one of its name that is gone.
+        """
+        return self.held or list(_latest(_group(self.loose)).values())
+
+    @property
+    def last(self) -> Mark | None:
+        """The mark of what was delivered last."""
+        return max(self.read, key=_when, default=None)
+
+    @property
+    def turn(self) -> int:
+        """Of the latest mark."""
+        return max((row.mark.turn for row in (*self.counted, *self.named)), default=0)
+
+    def lacking(self, count: Callable[[], int]) -> bool:
+        """Whether a table that seems to have been restored with its marks has fewer rows than they tell of: it was
+        restored once more, without them.
+        """
+        if not self.restored:
+            return False
+        held = self.held
+        return count() < max(sum(mark.total or 0 for mark in held), *(mark.rows for mark in held))
+
+    def live(self, sink: str, count: Callable[[], int]) -> Mark | None:
+        """A sink's mark; doubtful if it is of another table than is there now, in which rows of this sink may be, too;
+        None if they are not, as the marks of the table tell of all that was delivered there.
+        """
+        if (found := next((mark for mark in self.held if mark.sink == sink), None)) is not None:
+            return replace(found, doubtful=True) if self.lacking(count) else found
+        if (other := _latest(self.named).get(sink)) is None or self._tells_all(count) or not count():
+            return None
+        return replace(other, doubtful=True, past=True)
+
+    def _tells_all(self, count: Callable[[], int]) -> bool:
+        told = self.certain or (self.restored and not self.lacking(count))
+        return told and not any(mark.unmarked for mark in self.held)
+
+    def unmarked(self, count: Callable[[], int]) -> int:
+        """See `contract.Unmarked`."""
+        held = self.held
+        if held and not any(mark.unmarked for mark in held) and not self.lacking(count):
+            return 0
+        return count()
+
+    def untold(self, sink: str, count: Callable[[], int]) -> int:
+        """How many rows there are, if others' marks do not tell of just as many, and none is there of this sink: it is
+        not known then whether it has some.
+        """
+        if sink in _latest((*self.counted, *self.named)):
+            return 0
+        told = [mark.rows if mark.mode == "replace" or mark.delete else mark.total for mark in self.held]
+        known, rows = sum(number or 0 for number in told), count()
+        return 0 if rows == known and None not in told else rows
+
+    def note(self, session: Session, mark: Mark, *, now: str, made: bool, whole: bool, lacking: bool) -> None:
+        """Write a mark of what came to the table, which is `now` this one, and was `made` for that if there was none;
+        with the rows of others (`whole`) their marks go, else they are those of the table as well.
+        """
+        counted = () if made else self.counted
+        gone, new = list(counted), [mark]
+        if not whole:
+            beside = (replace(m, past=False) for s, m in _latest(counted).items() if s != mark.sink)
+            new += [replace(m, table=now, doubtful=m.doubtful or lacking) for m in beside]
+        if not now:  # the next mark is known by the same name: those of others are told from it
+            past = [row for row in self.loose if row not in counted]
+            known = {one.sink for one in new}
+            gone += past
+            kept = () if whole and not made else past
+            new += [replace(row.mark, past=True) for row in kept if row.mark.table or row.mark.sink not in known]
+        for row in gone:
+            row.removed(session)
+        for one in new:
+            row = Row(self.there.places[0], self.there.name, one.table, one)
+            row.removed(session)
+            row.added(session)
+
+
+def marks_of(session: Session, there: Which, shown: str) -> Marks:
+    """The marks of the table that is there: for whoever delivers to it, counts its rows, or looks them up."""
+    rows = list(_rows(session, there, shown))
+    named = [row for row in rows if row.target == there.name and row.at == there.places[0]]
+    if own := [row for row in rows if _came_to(row.mark, there.now)]:
+        return Marks(there, own, (), [row for row in named if row not in own], certain=True, restored=False)
+    loose = [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
+    group = _group(loose)
+    restored = bool(group) and _restored(group[0].mark, there.now)
+    # Where the table does not tell, but others of its name did, it may be any of them.
+    by_name = bool(group) and (not group[0].mark.table if there.now else len(group) == len(_current(loose)))
+    return Marks(there, group if by_name or restored else (), loose, named, certain=False, restored=restored)
+
+
+def _rows(session: Session, there: Which, shown: str) -> Iterable[Row]:
+    """Those of the table, and beside it those of its name."""
+    beside, *others = there.places
+    own = (f"{there.now.split()[0]} %",) if there.now else ()
+    asked = [(beside, " OR ".join(("target = ?", *("which LIKE ?",) * len(own))), (there.name, *own))]
+    for at, where, values in (*asked, *((other, "which LIKE ?", own) for other in others)):
+        if session.columns(at):
+            for target, which, body in session.run(f"SELECT target, which, body FROM {at} WHERE {where}", *values):
+                yield Row(at, target, which, Mark.load(body.encode(), shown))
+
+
+def _current(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if not row.mark.past]
+
+
+def _group(rows: Iterable[Row]) -> list[Row]:
+    """The marks of the table that was the last to have a name."""
+    there = _current(rows)
+    last = max((row.mark for row in there), key=_when, default=None)
+    return [row for row in there if last is not None and _same(row.mark.table, last.table)]
+
+
+def _latest(rows: Iterable[Row]) -> dict[str, Mark]:
+    """The latest mark of each sink."""
+    return {mark.sink: mark for mark in sorted((row.mark for row in rows), key=_when)}
+
+
+def _when(mark: Mark) -> tuple[int, str]:
+    return mark.turn, mark.at
+
+
+def _same(one: str, other: str) -> bool:
+    """Whether what is told of two tables is told of one."""
+    a, b = one.split(), other.split()
+    return a[:1] == b[:1] and not _elsewhere(a, b)
+
+
+def _came_to(mark: Mark, now: str) -> bool:
     """Whether it is known that a mark is of the table that is there now, whatever name it has."""
-    own, there = mark.table.split(), now.split()
-    return bool(own and there) and own[0] == there[0] and not _elsewhere(own, there)
+    return bool(mark.table and now) and _same(mark.table, now)
 
 
 def _elsewhere(own: Sequence[str], there: Sequence[str]) -> bool:
@@ -33,55 +196,6 @@ def _restored(mark: Mark, now: str) -> bool:
     all of the schema was restored.
     """
     own, there = mark.table.split(), now.split()
-    if mark.past or not own or not there:
+    if not own or not there:
         return False
     return _elsewhere(own, there) or (own[0] != there[0] and own[1] != there[1])
-
-
-def lacks(marks: Iterable[Mark], now: str, count: Callable[[], int]) -> bool:
-    """Whether a table that seems to have been restored with its marks has fewer rows than they tell of: it was restored
-    once more, without them.
-    """
-    held = [mark for mark in marks if is_of(mark, now)]
-    if not any(_restored(mark, now) for mark in held):
-        return False
-    appended = sum(mark.total for mark in held if mark.total is not None)
-    return count() < max(appended, *(mark.rows for mark in held))
-
-
-def live(found: Mark | None, marks: Sequence[Mark], now: str, count: Callable[[], int]) -> Mark | None:
-    """A sink's mark; doubtful if it is of another table than is there now, in which rows of this sink may be, too; None
-    if they are not, as that one was made without them, or others' marks tell of all of its rows.
-    """
-    if found is None or (is_of(found, now) and not _restored(found, now)):
-        return found
-    if _restored(found, now):
-        return replace(found, doubtful=True) if lacks(marks, now, count) else found
-    if now and found.past and found.without == now:
-        return None
-    held = [mark for mark in marks if is_of(mark, now)]
-    if any(mark.unmarked for mark in held):
-        return replace(found, doubtful=True)
-    told = [mark.rows if mark.mode == "replace" or mark.delete else mark.total for mark in held]
-    known = sum(rows for rows in told if rows is not None)
-    return None if None not in told and count() == known else replace(found, doubtful=True)
-
-
-def beside(
-    others: Iterable[Mark], now: str, *, made: bool, whole: bool, lacking: bool
-) -> Iterator[tuple[Mark, Mark | None]]:
-    """The marks of other sinks once something is delivered, each with what becomes of it. Of a table that was `made`
-    for that they are not: they are kept as those of one that may be put back. With the rows of others (`whole`) their
-    marks go, but for those of a table that is not there. Where rows are `lacking`, marks that came with it are doubted.
-    """
-    for mark in others:
-        if made:
-            yield mark, replace(mark, past=True, without=now)
-        elif not is_of(mark, now):
-            kept = replace(mark, without=now) if whole else mark
-            yield mark, kept if mark.past or not whole else None
-        elif whole:
-            yield mark, None
-        else:
-            doubtful = mark.doubtful or (lacking and _restored(mark, now))
-            yield mark, replace(mark, past=False, table=now, doubtful=doubtful)

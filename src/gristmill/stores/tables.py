@@ -7,14 +7,13 @@ switch and the mark.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, did_you_mean
-from gristmill.stores import tablemarks
 from gristmill.stores.contract import Load, Mark, Part, Place, is_there, refuse_gone, same_but_for_capitals
 from gristmill.stores.packing import alike, told
 from gristmill.stores.sql import (
@@ -22,7 +21,6 @@ from gristmill.stores.sql import (
     PARTS,
     Database,
     Session,
-    all_marks,
     appended,
     counted,
     extended,
@@ -30,9 +28,11 @@ from gristmill.stores.sql import (
     merged,
     quoted,
 )
+from gristmill.stores.tablemarks import Marks, marks_of
 
 _OURS = {
-    MARKS: "(target TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, PRIMARY KEY (target, sink))",
+    MARKS: "(target TEXT NOT NULL, which TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, "
+    "PRIMARY KEY (target, which, sink))",
     PARTS: "(stage TEXT NOT NULL, part TEXT NOT NULL, n BIGINT NOT NULL, PRIMARY KEY (stage, part))",
 }
 
@@ -59,7 +59,7 @@ class Tables:
         there = session.columns(self._db.target())
         if load.whole or not there:
             return
-        for mark in self._held(session):
+        for mark in self._marks(session).read:
             known = decode_schema(mark.held)
             for field in load.schema:
                 if field.name not in known.names or field.name not in there or self._db.typed(there[field.name]):
@@ -109,7 +109,7 @@ class Tables:
         """
         if kind != self._db.kind(pa.field(name, pa.null())):
             return False
-        known = (decode_schema(m.held) for m in self._held(session))
+        known = (decode_schema(m.held) for m in self._marks(session).read)
         delivered = [schema.field(name).type for schema in known if name in schema.names]
         if not delivered or not all(map(pa.types.is_null, delivered)) or not self._db.drops(session, load, name):
             return False
@@ -123,41 +123,15 @@ class Tables:
             return self._live(session, sink)
 
     def _live(self, session: Session, sink: str) -> Mark | None:
-        there = self._marks(session)
-        found = next((mark for mark in there if mark.sink == sink), None)
-        if found is None or not session.columns(target := self._db.target()):
+        if not session.columns(self._db.target()):
             return None
-        return tablemarks.live(found, there, self._db.which(session), lambda: counted(session, target))
+        return self._marks(session).live(sink, self._count(session))
 
-    def _marks(self, session: Session) -> list[Mark]:
-        """The marks of all sinks that have delivered to the target, or to a table that had its name; if the table had
-        another name, those that are kept by that.
-        """
-        marks = self._db.table(MARKS)
-        if not session.columns(marks):
-            return []
-        there, moved = all_marks(session, marks, self._db.marked(), self._place.shown), self._moved(session)
-        came = {mark.sink for _, mark in moved}
-        return [*(mark for mark in there if mark.sink not in came), *(mark for _, mark in moved)]
+    def _marks(self, session: Session) -> Marks:
+        return marks_of(session, self._db.which(session), self._place.shown)
 
-    def _held(self, session: Session) -> list[Mark]:
-        """The marks of all sinks whose rows are in the target."""
-        return [mark for mark in self._marks(session) if not mark.past]
-
-    def _moved(self, session: Session) -> list[tuple[str, Mark]]:
-        """Marks of the target from when it had other names, each with the name, but for sinks that have one by now."""
-        marks, now, name = self._db.table(MARKS), self._db.which(session), self._db.marked()
-        if not now:
-            return []
-        sql = f"SELECT target, body FROM {marks} WHERE target <> ? AND body LIKE ?"
-        rows = session.run(sql, name, f'%"{now.split()[0]} %')
-        found = [(target, Mark.load(body.encode(), self._place.shown)) for target, body in rows]
-        if not (found := [(target, mark) for target, mark in found if tablemarks.came_to(mark, now)]):
-            return []
-        there = all_marks(session, marks, name, self._place.shown)
-        known = {mark.sink for mark in there if tablemarks.came_to(mark, now)}
-        latest = {mark.sink: (target, mark) for target, mark in sorted(found, key=lambda one: one[1].turn)}
-        return [(target, replace(mark, past=False)) for s, (target, mark) in latest.items() if s not in known]
+    def _count(self, session: Session) -> Callable[[], int]:
+        return lambda: counted(session, self._db.target())
 
     def staged(self, load: Load) -> Mapping[str, int]:
         parts, stage = self._db.table(PARTS), self._db.table(load.stage)
@@ -199,18 +173,27 @@ class Tables:
     def marks(self) -> Sequence[Mark]:
         """See Shared."""
         with self._db.session(write=False) as session:
-            return self._held(session) if session.columns(self._db.target()) else ()
+            return self._marks(session).read if session.columns(self._db.target()) else ()
 
     def unmarked(self) -> int:
         """See Unmarked."""
         with self._db.session(write=False) as session:
-            if not session.columns(target := self._db.target()):
-                return 0
-            there, now = self._marks(session), self._db.which(session)
-            held = [mark for mark in there if tablemarks.is_of(mark, now)]
-            told = held and not any(m.unmarked for m in held)
-            lacks = told and tablemarks.lacks(there, now, lambda: counted(session, target))
-            return 0 if told and not lacks else counted(session, target)
+            there = session.columns(self._db.target())
+            return self._marks(session).unmarked(self._count(session)) if there else 0
+
+    def untold(self, sink: str) -> int:
+        """See Counted."""
+        with self._db.session(write=False) as session:
+            there = session.columns(self._db.target())
+            return self._marks(session).untold(sink, self._count(session)) if there else 0
+
+    def was(self, name: str) -> bool:
+        """See Counted. A table that tells which it is has its marks, but for those in schemas that may not be read."""
+        moved = name.rpartition(".")[2] == self._place.name.rpartition(".")[2]
+        with self._db.session(write=False) as session:
+            if self._db.which(session).now and not moved:
+                return False
+            return not session.columns(self._db.named(session, name))
 
     # ------------------------------------------------ the atomic step
 
@@ -230,12 +213,15 @@ class Tables:
         with self._db.session(write=True) as session:
             self._db.alone(session)
             self._db.brief(session)
+            self._db.keep(session, load)
             if not self._is_there(session, load):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
                 self._retyped(session, load)
-                made = not session.columns(self._db.target())
-                self._note(session, load, made=made, updated=self._apply(session, load))
+                before, made = self._marks(session), not session.columns(self._db.target())
+                short = not (made or load.whole) and before.lacking(self._count(session))
+                updated = self._apply(session, load)
+                self._note(session, load, before, made=made, updated=updated, lacking=short)
 
     def _retyped(self, session: Session, load: Load) -> None:
         """Take columns out of the target that are to have another type, so that they are added as new ones are. Raises
@@ -273,30 +259,15 @@ class Tables:
         self._db.indexed(session, load)
         return True
 
-    def _note(self, session: Session, load: Load, *, made: bool, updated: bool) -> None:
-        """Write the mark. `made`: there was no table of this name before."""
-        marks, parts, target = self._db.table(MARKS), self._db.table(PARTS), self._db.marked()
-        self._rename(session)
-        there, now = all_marks(session, marks, target, self._place.shown), self._db.which(session)
-        known = [] if made else [m for m in there if not m.past]
-        mark = told(load, known, updated=updated)
-        mark = replace(mark, turn=1 + max((m.turn for m in there), default=0), table=now)
-        others = [m for m in there if m.sink != mark.sink]
-        short = not load.whole and tablemarks.lacks((mark, *others), now, lambda: counted(session, self._db.target()))
-        kept = tablemarks.beside(others, now, made=made, whole=load.whole, lacking=short)
-        changed = [(m, to) for m, to in kept if to != m]
-        for sink in (mark.sink, *(m.sink for m, _ in changed)):
-            session.run(f"DELETE FROM {marks} WHERE target = ? AND sink = ?", target, sink)
-        for new in (mark, *(to for _, to in changed if to is not None)):
-            session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", target, new.sink, new.dump().decode())
-        session.run(f"DELETE FROM {parts} WHERE stage = ?", load.stage)
-
-    def _rename(self, session: Session) -> None:
-        """Keep marks of the target from when it had other names by the one that it has."""
-        marks, name = self._db.table(MARKS), self._db.marked()
-        for target, mark in self._moved(session):
-            session.run(f"DELETE FROM {marks} WHERE target IN (?, ?) AND sink = ?", name, target, mark.sink)
-            session.run(f"INSERT INTO {marks} VALUES (?, ?, ?)", name, mark.sink, mark.dump().decode())
+    def _note(self, session: Session, load: Load, before: Marks, *, made: bool, updated: bool, lacking: bool) -> None:
+        """Write the mark. `before` are those of before the step, `made`: there was no table of this name, `lacking`:
+        fewer rows than its marks told of.
+        """
+        now = self._db.which(session).now
+        mark = told(load, () if made else before.read, updated=updated)
+        mark = replace(mark, turn=before.turn + 1, table=now)
+        before.note(session, mark, now=now, made=made, whole=load.whole, lacking=lacking)
+        session.run(f"DELETE FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
 
     def drop(self, load: Load, *, this: bool = False) -> None:
         with self._db.session(write=True) as session:
