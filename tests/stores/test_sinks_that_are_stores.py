@@ -188,7 +188,7 @@ def test_a_restart_that_was_delivered_is_over(tmp_path: Path) -> None:
     job(tmp_path, at, 2).run(restart=True)
     with closing(sqlite3.connect(tmp_path / "r.db")) as db, db:
         db.execute("DELETE FROM gristmill_marks")
-        db.executemany("INSERT INTO gristmill_marks VALUES (?, ?, ?)", marks)
+        db.executemany("INSERT INTO gristmill_marks VALUES (?, ?, ?, ?)", marks)
     for uri in (at, at.replace("#labels", "#Labels")):
         with pytest.raises(gm.BadJob, match=r"holds 3 rows, and no mark of generation 1, which was .* restored\?"):
             job(tmp_path, uri, 3).run()
