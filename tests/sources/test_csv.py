@@ -256,6 +256,12 @@ def test_tabs_and_no_quotes(scratch: Any, planned: Any) -> None:
         (b'"a;\nb";c\n1;2\n', {}, [{"a;\nb": 1, "c": 2}]),
         (b'"a;b"\n1;2\n', {}, [{"a;b": "1;2"}]),
         (b"a;b,c\n1,2\n", {}, [{"a;b": 1, "c": 2}]),
+        (b'a;b\n1;"x\ny; z"\n2;"x ""q""\r\n, y"\n', {}, [{"a": 1, "b": "x\ny; z"}, {"a": 2, "b": 'x "q"\r\n, y'}]),
+        (
+            b'a|b\n"1\n|;' + b"x" * 200_000 + b'"|y\n1|2',
+            {},
+            [{"a": "1\n|;" + "x" * 200_000, "b": "y"}, {"a": "1", "b": "2"}],
+        ),
         (b"a;b\n1;2\n", {"delimiter": ","}, [{"a;b": "1;2"}]),
         (b"a;b\n1;2\n", {"header": False}, [{"f0": "a;b"}, {"f0": "1;2"}]),
     ],
@@ -288,6 +294,22 @@ def test_what_cannot_be_read_is_told_when_planning(
     with pytest.raises(BadJob, match=said) as caught:
         planned(scratch.file("x.csv", content), options=options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_header_of_one_field_asks_for_the_delimiter(scratch: Any, planned: Any) -> None:
+    """Where its columns are not found, or a quote opens no field: rows of unequal length hid what separates them."""
+    asked = r"; is the delimiter ';'\? \(--delimiter ';', options={'delimiter': ';'}\)"
+    path = scratch.file("x.csv", b"id;text\n1;x\n2;y;z\n")
+    with pytest.raises(BadSource, match=f"keep names column 'text', .*has id;text{asked}$"):
+        gm.apply(path, fn=lengths, keep=["text"], workers=0)
+    with pytest.raises(BadJob, match=f"no column 'id'.*{asked}$"):
+        gm.apply(gm.source(path, where="id > 1"), fn=lengths, workers=0)
+    with pytest.raises(BadSource, match=f"types names column 'text', .*{asked}$"):
+        planned(path, types={"text": "string"})
+    with pytest.raises(BadSource, match=f"opens a quote .*one row{asked}"):
+        planned(scratch.file("y.csv", b'id;text\n1;2;3\n"a\nb";c\n'))
+    with pytest.raises(BadSource, match=r"is the delimiter 'tab'\? \(--delimiter 'tab'"):
+        planned(scratch.file("z.csv", b"id\ttext\n1\n"), types={"text": "string"})
 
 
 def test_types_for_a_column_that_is_not_there(scratch: Any, planned: Any) -> None:

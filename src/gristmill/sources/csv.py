@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.errors import BadSource, nearest
+from gristmill.errors import MARKS, BadSource, nearest, undivided
 from gristmill.job.formatoptions import known
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources import openreaders
@@ -166,27 +166,39 @@ def _layout(stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Lay
             )
         if header:
             plain = names is None and len(fields) == 1 and "delimiter" not in options and dialect.delimiter == b","
-            if plain and (other := _other(stream.path, found, dialect)):
+            if plain and (other := _other(stream, record, dialect)):
                 return _layout(stream, other, {**options, "delimiter": other.delimiter})
             return Layout(_unique(stream.path, names or fields), ends, dialect)
         return Layout(_unique(stream.path, names or [f"f{i}" for i in range(len(fields))]), begins, dialect)
     return Layout(tuple(names or ()), 0, dialect)
 
 
-def _other(path: str, first: Lines, dialect: Dialect) -> Dialect | None:
+def _other(stream: Stream, header: bytes, dialect: Dialect) -> Dialect | None:
     """The dialect of a file whose header is a single field in `dialect`: with the usual separator that splits the
     records into the most fields, if it gives all the first records equally many.
     """
-    records = [first.line(i) for i in range(min(len(first), 20))]
-    marks = [mark for mark in (b"\t", b";", b"|") if mark in records[0]]
+    others = [replace(dialect, delimiter=mark) for mark in MARKS if mark in header]
     try:
-        found = {mark: {len(_split(path, r, replace(dialect, delimiter=mark))) for r in records} for mark in marks}
+        found = {one: {len(_split(stream.path, r, one)) for r in _first(stream, one)} for one in others}
     except BadSource:  # a bad record, which its reader reports
         return None
-    best = max(found, key=lambda mark: min(found[mark]), default=b"")
-    if len(found.get(best, ())) != 1 or found[best] == {1}:
-        return None
-    return replace(dialect, delimiter=best)
+    best = max(found, key=lambda one: min(found[one], default=0), default=dialect)
+    return best if len(found.get(best, ())) == 1 and found[best] != {1} else None
+
+
+def _first(stream: Stream, dialect: Dialect) -> list[bytes]:
+    """The header and the records after it, at most 20, as a delimiter cuts them: it decides which quotes open a field,
+    and so which newlines belong to a value.
+    """
+    piece = next(pieces(stream, 0, ENDLESS, _SAMPLE, _SAMPLE, dialect.ends), None)
+    if piece is None:
+        return []
+    found = piece.lines()
+    records = [found.line(i) for i in range(min(len(found), 20))]
+    if len(records) > 1 and (len(piece.data) >= _SAMPLE or dialect.left_open(records[-1])):
+        records.pop()  # it may go on
+    most = csv.field_size_limit()
+    return [r for i, r in enumerate(records) if i == 0 or len(r) <= most]
 
 
 def _split(path: str, record: bytes, dialect: Dialect) -> list[str]:
@@ -227,8 +239,9 @@ def _read_through(stream: Stream, layout: Layout, most: int) -> tuple[np.ndarray
             line = lines + found.data[: int(found.start[stray[0]])].count(b"\n") + 1
             raise BadSource(
                 f"{stream.path}: line {line:,}: this record opens a quote that {stray[1]}: all of that would be "
-                "read as one row. Close or double the quote, turn quoting off (options={'quote': ''}, --set "
-                "source.options.quote=''), or leave the file out (--on-bad-file skip, on_bad_file='skip')"
+                f"read as one row{undivided(layout.names)}. Close or double the quote, turn quoting off (options="
+                "{'quote': ''}, --set source.options.quote=''), or leave the file out "
+                "(--on-bad-file skip, on_bad_file='skip')"
             )
         lines += found.data.count(b"\n")
         after = int(np.searchsorted(found.position, layout.first))
@@ -246,7 +259,8 @@ def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> 
         check_kind(file.path, name, kind)
         if layout.names and name not in layout.names:
             alike = nearest(name, layout.names)
-            hint = f"did you mean {alike!r}?" if alike else f"it has {', '.join(layout.names[:20])}"
+            there = f"it has {', '.join(layout.names[:20])}{undivided(layout.names)}"
+            hint = f"did you mean {alike!r}?" if alike and not undivided(layout.names) else there
             raise BadSource(f"{file.path}: types names column {name!r}, which the file does not have: {hint}")
 
 
