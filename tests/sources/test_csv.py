@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 
 import gristmill as gm
 from gristmill.errors import BadJob, BadSource
+from gristmill.sources import csvrows
+from gristmill.sources.contract import Reading
 from gristmill.sources.csvrecords import Dialect
-from gristmill.sources.lines import pieces
+from gristmill.sources.lines import Piece, pieces
+from gristmill.sources.schema import from_names
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda b: pa.compress(b, "zstd", asbytes=True)}
 CELL = st.lists(st.sampled_from(["a", "b", ",", '"', ";", "\n", "\r\n", " ", "\t", "'", "ü", "π"]), max_size=8).map(
@@ -228,6 +231,70 @@ def test_a_bad_record_says_what_is_wrong_with_it(
     (bad,) = read.bad
     assert (bad.position, bad.payload, bad.error) == (8, record, error)
     assert said in bad.message
+
+
+FIT: dict[str, list[str]] = {
+    "int8": ["1", "-12", " 7", "128", "0x1F", "+4", "007", "1.0", "1e2"],
+    "uint64": ["1", "18446744073709551615", "18446744073709551616", "-1", "0XfF"],
+    "float16": ["1.5", "7e4", "nan", "-inf", "1,5"],
+    "float64": ["1.50", "1e5", "1e400", "9007199254740993", "Infinity", "0x10"],
+    "bool": ["true", "FALSE", "1", "0", "tRUE", "yes"],
+    "null": ["NA", "0", " NA"],
+    "string": ["NA", "a\nb", "7"],
+    "decimal128(5, 2)": ["1.5", "1234.5", "1.234", "1e2"],
+    "date32": ["2020-01-02", "2020-13-02", "02.01.2020", "2020-01-02T03:04:05", " 2020-01-02"],
+    "timestamp[us]": ["2020-01-02", "2020-01-02 03:04:05", "2020-01-02T03:04:05Z", "2020-01-02T03:04:05.1234567"],
+    "timestamp[us, UTC]": ["2020-01-02T03:04:05Z", "2020-01-02 03:04:05+0130", "2020-01-02T03:04:05", "2020-01-02"],
+    "time64[us]": ["03:04:05", "03:04", "25:00:00", "03:04:05.5"],
+    "binary": ["a"],
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), told=st.booleans(), nulls=st.sampled_from([None, ("",), ("NA", "1")]))
+def test_bad_records_found_together_are_those_found_one_by_one(data: Any, told: bool, nulls: Any) -> None:
+    """The same rows, and the same reasons in the same words, whatever the types and however much does not fit."""
+    kinds = data.draw(st.lists(st.sampled_from(sorted(FIT)), min_size=1, max_size=3))
+    names = [f"c{i}" for i in range(len(kinds))]
+    types = from_names(dict(zip(names, kinds, strict=True)), "x")
+    cells = [st.sampled_from([*FIT[k], *FIT[k][:1] * 6, "", "x", 'q"u', "\n", "\ufeff1"]) for k in kinds]
+    rows = data.draw(st.lists(st.tuples(*cells), min_size=1, max_size=12))
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+    if data.draw(st.booleans()):
+        out.write('"1","2","3","4","5"\n')  # fields too many
+    dialect, text = Dialect(b",", b'"'), out.getvalue().encode()
+    found = Piece(text, 0, dialect.ends(text)).lines()
+    reading = Reading(None, pa.schema(types), options={"types": types if told else {}})
+    blocks = []
+    for few in (2, len(rows) + 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(csvrows, "_FEW", few)
+            blocks.append(csvrows.Fields(reading, names, dialect, nulls, "x").block(found))
+    together, each = blocks
+    assert together.bad == each.bad
+    assert together.position.tolist() == each.position.tolist()
+    assert str(together.rows.to_pylist()) == str(each.rows.to_pylist())  # nan is not nan
+
+
+def test_a_file_of_bad_rows_costs_little_more_than_one_of_good_rows(
+    scratch: Any, planned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong type of a column: the records are not parsed one by one."""
+    lines = "".join(f"{i},2020-01-02T03:04:{i % 60:02}Z,N{i}\n" for i in range(2000))
+    path = scratch.file("x.csv", ("a,t,n\n" + lines).encode())
+    parses: list[Any] = []
+    parsed = csvrows.Fields.parsed
+    for types in ({"t": "timestamp[us]"}, {"n": "int64"}, {"a": "bool"}):
+        plan = planned(path, types={"t": "string", "n": "string", "a": "string", **types})
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                csvrows.Fields, "parsed", staticmethod(lambda *a, **k: (parses.append(a), parsed(*a, **k))[1])
+            )
+            read = plan.read()
+        assert len(read.bad) + read.rows.num_rows == 2000
+        assert len(read.bad) > 1900
+    assert len(parses) < 30
 
 
 def test_without_a_header(scratch: Any, planned: Any) -> None:
