@@ -297,6 +297,33 @@ def test_a_file_of_bad_rows_costs_little_more_than_one_of_good_rows(
     assert len(parses) < 30
 
 
+def test_a_type_that_no_sampled_value_fits_is_told_before_the_run(scratch: Any) -> None:
+    """Refused if the column is read and no file has a value of it, told if few are; with the zone, if that is why."""
+    folder, text = scratch.folder(), "".join(f"{i},2020-01-02T03:04:05Z,{i or 'x'}\n" for i in range(30))
+    (folder / "a.csv").write_text("id,t,n\n" + text)
+
+    def scored(types: dict[str, str], keep: list[str]) -> int:
+        source = gm.source(str(folder), types=types)
+        return int(gm.apply(source, fn=numbered, keep=keep, workers=0, gates={"min_ok": 0}).num_rows)
+
+    said = r"a.csv: none of 30 sampled values fits what types says: column 't' is timestamp\[us\]; here it is "
+    with pytest.raises(BadSource, match=said + r"'2020-.*zone offset: 'timestamp\[us, UTC\]' holds such times"):
+        scored({"t": "timestamp[us]"}, ["id", "t"])
+    assert scored({"t": "timestamp[us, UTC]", "n": "int64"}, ["t", "n"]) == 29  # one of 30 is a bad row, as ever
+    with pytest.warns(
+        gm.GristmillWarning, match="only 2 of 30 sampled values fit .* column 'id' is bool; here it is '2'"
+    ):
+        assert scored({"id": "bool"}, ["id"]) == 2
+    (folder / "b.csv").write_text("id,t,n\n1,2020-01-02,y\n")
+    with pytest.warns(gm.GristmillWarning, match="none of 30 sampled values fits .* column 't'"):
+        assert scored({"t": "timestamp[us]"}, ["t"]) == 1
+
+
+def numbered(batch: dict[str, Any]) -> dict[str, Any]:
+    """A number for each row."""
+    return {"k": list(range(len(next(iter(batch.values())))))}
+
+
 def test_without_a_header(scratch: Any, planned: Any) -> None:
     """Columns by number or by the names given."""
     path = scratch.file("x.csv", b"1,x\n2,y\n")

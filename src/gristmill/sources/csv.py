@@ -23,7 +23,7 @@ from gristmill.sources.csvrows import NULLS, Fields, check_kind
 from gristmill.sources.lines import ENDLESS, Lines, cuts_of, joined, pieces, selected
 from gristmill.sources.numbers import misread
 from gristmill.sources.paths import Storage
-from gristmill.sources.schema import INFERRED, from_names
+from gristmill.sources.schema import INFERRED, NEVER, UNFIT, from_names
 from gristmill.sources.stream import Stream, opened
 from gristmill.values import dataclass
 
@@ -34,6 +34,8 @@ __all__ = ["CsvSource", "TsvSource"]
 
 _PIECE = 2 << 20  # bytes read at a time
 _SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
+_TRIED = 1000  # sampled values of a column with a given type that are held against it
+_ENOUGH = 20  # fewer tell nothing
 _OPTIONS = ("types", "sample_bytes", "delimiter", "quote", "header", "names", "nulls", "encoding")
 
 
@@ -82,7 +84,7 @@ class CsvSource:
             extent=int(cuts[-1]),
             cuts=cuts,
             divisible=False,
-            schema=_infer(layout, sample, types, options),
+            schema=_infer(file.path, layout, sample, types, options),
             cut_rows=rows,
             row_bytes=float(cuts[-1]) / count if count else None,
         )
@@ -265,18 +267,53 @@ def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> 
 
 
 def _infer(
-    layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], options: Mapping[str, Any]
+    path: str, layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], options: Mapping[str, Any]
 ) -> pa.Schema:
     """Types of the sampled records. Dates stay text, and so do numbers that would not come back as written."""
     import pyarrow as pa
 
     found: dict[str, pa.DataType] = dict.fromkeys(layout.names, pa.null())
+    unfit: dict[str, dict[bytes, bytes]] = {}
     if sample:
         one = joined(sample)
         one = blanked(one, not_utf8(one), b"\n")
         found = inferred(one, layout.names, layout.dialect, _nulls(options))
+        unfit = _unfit(path, one, layout, types, options) if types else {}
     found.update(types)
-    return pa.schema([pa.field(n, found[n]) for n in layout.names], metadata={INFERRED: b"text"})
+    fields = [pa.field(n, found[n], metadata=unfit.get(n)) for n in layout.names]
+    return pa.schema(fields, metadata={INFERRED: b"text"})
+
+
+def _unfit(
+    path: str, one: Lines, layout: Layout, types: Mapping[str, pa.DataType], options: Mapping[str, Any]
+) -> dict[str, dict[bytes, bytes]]:
+    """Marks for the columns with a type that was given and that hardly any of their sampled values fits."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names, nulls, out = layout.names, _nulls(options), {}
+    fields = Fields(Reading(None, pa.schema(dict(types)), options={"types": types}), names, layout.dialect, nulls, path)
+    text = Fields.parsed(one, None, names, dict.fromkeys(types, pa.string()), layout.dialect, (), skip=True)
+    text = text.take(np.unique(np.linspace(0, len(text) - 1, _TRIED).astype(np.int64))) if len(text) else text
+    empty = pa.array(["", *(NULLS if nulls is None else nulls)], pa.string())
+    for name, kind in types.items():
+        values = pa.concat_arrays([pa.array([], pa.string()), *text[name].chunks])
+        values = values.filter(pc.invert(pc.is_in(pc.utf8_trim_whitespace(values), empty)))
+        if len(values) < _ENOUGH or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            continue
+        refused, lost = fields.misfits(name, values)
+        wrong = np.flatnonzero(refused | lost)
+        fit = len(values) - len(wrong)
+        if fit * 10 < len(values):
+            said = fields.unfit(name, values[int(wrong[0])].as_py(), bool(lost[wrong[0]]))
+            many = (
+                f"only {fit} of {len(values)} sampled values fit"
+                if fit
+                else f"none of {len(values)} sampled values fits"
+            )
+            way = f"types={{{name!r}: 'string'}}, --set source.types.{name}=string, reads any"
+            out[name] = {UNFIT if fit else NEVER: f"{path}: {many} what types says: {said} ({way})".encode()}
+    return out
 
 
 def inferred(

@@ -248,7 +248,10 @@ class Fields:
         return _bad(found, i, "CSVError", "the record cannot be parsed")
 
     def _mismatch(self, found: Lines, i: int, name: str, value: str, lost: bool) -> BadRow:
-        """A value that its column cannot hold or, if `lost`, would hold as another one."""
+        return _bad(found, i, "TypeMismatch", self.unfit(name, value, lost))
+
+    def unfit(self, name: str, value: str, lost: bool) -> str:
+        """What is wrong with a value that its column cannot hold or, if `lost`, would hold as another one."""
         import pyarrow as pa
 
         kind, hint = self._kind(name), ""
@@ -258,7 +261,7 @@ class Fields:
             hint = ", which had no value in the sample: fix it with types=" if pa.types.is_null(kind) else ""
             way = zone_of(kind, value)
         shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
-        return _bad(found, i, "TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{way}")
+        return f"column {name!r} is {kind}{hint}; here it is {shown}{way}"
 
     @staticmethod
     def parsed(

@@ -96,7 +96,7 @@ def misreads(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = Fals
         return np.asarray(pc.fill_null(pc.match_substring_regex(some, pattern), False).to_numpy())
 
     t, coded = pa.types, r"^\s*[+-]?0[xX]" if rounds else r"^\s*(\+|[+-]?0[0-9xX])"
-    wrong = found(r"^\s*[01]\s*$" if t.is_boolean(values.type) else coded) & values.is_valid().to_numpy()
+    wrong: np.ndarray = found(r"^\s*[01]\s*$" if t.is_boolean(values.type) else coded) & values.is_valid().to_numpy()
     if not t.is_floating(values.type):
         return wrong
     at = np.flatnonzero(far(values, rounds))
