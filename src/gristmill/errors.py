@@ -219,8 +219,24 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """ "; did you mean 'text'?", or nothing."""
+    names = list(names)
     close = nearest(name, names)
-    return "" if close is None else f"; did you mean {close!r}?"
+    return undivided(names) or ("" if close is None else f"; did you mean {close!r}?")
+
+
+MARKS = (b"\t", b";", b"|")  # what separates the fields of CSV files, if not commas
+
+
+def undivided(names: Iterable[str]) -> str:
+    """What to ask about a single column that is called like several, as the header of a CSV file in which another
+    delimiter separates them; else nothing.
+    """
+    names = tuple(names)
+    mark = next((m for m in map(bytes.decode, MARKS) if m in names[0].strip(m)), None) if len(names) == 1 else None
+    if mark is None:
+        return ""
+    shown = repr("tab" if mark == "\t" else mark)
+    return f"; is the delimiter {shown}? (--delimiter {shown}, options={{'delimiter': {shown}}})"
 
 
 def in_one_line(error: BaseException) -> str:

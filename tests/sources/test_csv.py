@@ -19,8 +19,11 @@ from hypothesis import strategies as st
 
 import gristmill as gm
 from gristmill.errors import BadJob, BadSource
+from gristmill.sources import csvrows
+from gristmill.sources.contract import Reading
 from gristmill.sources.csvrecords import Dialect
-from gristmill.sources.lines import pieces
+from gristmill.sources.lines import Piece, pieces
+from gristmill.sources.schema import from_names
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": lambda b: pa.compress(b, "zstd", asbytes=True)}
 CELL = st.lists(st.sampled_from(["a", "b", ",", '"', ";", "\n", "\r\n", " ", "\t", "'", "ü", "π"]), max_size=8).map(
@@ -230,6 +233,97 @@ def test_a_bad_record_says_what_is_wrong_with_it(
     assert said in bad.message
 
 
+FIT: dict[str, list[str]] = {
+    "int8": ["1", "-12", " 7", "128", "0x1F", "+4", "007", "1.0", "1e2"],
+    "uint64": ["1", "18446744073709551615", "18446744073709551616", "-1", "0XfF"],
+    "float16": ["1.5", "7e4", "nan", "-inf", "1,5"],
+    "float64": ["1.50", "1e5", "1e400", "9007199254740993", "Infinity", "0x10"],
+    "bool": ["true", "FALSE", "1", "0", "tRUE", "yes"],
+    "null": ["NA", "0", " NA"],
+    "string": ["NA", "a\nb", "7"],
+    "decimal128(5, 2)": ["1.5", "1234.5", "1.234", "1e2"],
+    "date32": ["2020-01-02", "2020-13-02", "02.01.2020", "2020-01-02T03:04:05", " 2020-01-02"],
+    "timestamp[us]": ["2020-01-02", "2020-01-02 03:04:05", "2020-01-02T03:04:05Z", "2020-01-02T03:04:05.1234567"],
+    "timestamp[us, UTC]": ["2020-01-02T03:04:05Z", "2020-01-02 03:04:05+0130", "2020-01-02T03:04:05", "2020-01-02"],
+    "time64[us]": ["03:04:05", "03:04", "25:00:00", "03:04:05.5"],
+    "binary": ["a"],
+}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), told=st.booleans(), nulls=st.sampled_from([None, ("",), ("NA", "1")]))
+def test_bad_records_found_together_are_those_found_one_by_one(data: Any, told: bool, nulls: Any) -> None:
+    """The same rows, and the same reasons in the same words, whatever the types and however much does not fit."""
+    kinds = data.draw(st.lists(st.sampled_from(sorted(FIT)), min_size=1, max_size=3))
+    names = [f"c{i}" for i in range(len(kinds))]
+    types = from_names(dict(zip(names, kinds, strict=True)), "x")
+    cells = [st.sampled_from([*FIT[k], *FIT[k][:1] * 6, "", "x", 'q"u', "\n", "\ufeff1"]) for k in kinds]
+    rows = data.draw(st.lists(st.tuples(*cells), min_size=1, max_size=12))
+    out = io.StringIO()
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(rows)
+    if data.draw(st.booleans()):
+        out.write('"1","2","3","4","5"\n')  # fields too many
+    dialect, text = Dialect(b",", b'"'), out.getvalue().encode()
+    found = Piece(text, 0, dialect.ends(text)).lines()
+    reading = Reading(None, pa.schema(types), options={"types": types if told else {}})
+    blocks = []
+    for few in (2, len(rows) + 2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(csvrows, "_FEW", few)
+            blocks.append(csvrows.Fields(reading, names, dialect, nulls, "x").block(found))
+    together, each = blocks
+    assert together.bad == each.bad
+    assert together.position.tolist() == each.position.tolist()
+    assert str(together.rows.to_pylist()) == str(each.rows.to_pylist())  # nan is not nan
+
+
+def test_a_file_of_bad_rows_costs_little_more_than_one_of_good_rows(
+    scratch: Any, planned: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong type of a column: the records are not parsed one by one."""
+    lines = "".join(f"{i},2020-01-02T03:04:{i % 60:02}Z,N{i}\n" for i in range(2000))
+    path = scratch.file("x.csv", ("a,t,n\n" + lines).encode())
+    parses: list[Any] = []
+    parsed = csvrows.Fields.parsed
+    for types in ({"t": "timestamp[us]"}, {"n": "int64"}, {"a": "bool"}):
+        plan = planned(path, types={"t": "string", "n": "string", "a": "string", **types})
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                csvrows.Fields, "parsed", staticmethod(lambda *a, **k: (parses.append(a), parsed(*a, **k))[1])
+            )
+            read = plan.read()
+        assert len(read.bad) + read.rows.num_rows == 2000
+        assert len(read.bad) > 1900
+    assert len(parses) < 30
+
+
+def test_a_type_that_no_sampled_value_fits_is_told_before_the_run(scratch: Any) -> None:
+    """Refused if the column is read and no file has a value of it, told if few are; with the zone, if that is why."""
+    folder, text = scratch.folder(), "".join(f"{i},2020-01-02T03:04:05Z,{i or 'x'}\n" for i in range(30))
+    (folder / "a.csv").write_text("id,t,n\n" + text)
+
+    def scored(types: dict[str, str], keep: list[str]) -> int:
+        source = gm.source(str(folder), types=types)
+        return int(gm.apply(source, fn=numbered, keep=keep, workers=0, gates={"min_ok": 0}).num_rows)
+
+    said = r"a.csv: none of 30 sampled values fits what types says: column 't' is timestamp\[us\]; here it is "
+    with pytest.raises(BadSource, match=said + r"'2020-.*zone offset: 'timestamp\[us, UTC\]' holds such times"):
+        scored({"t": "timestamp[us]"}, ["id", "t"])
+    assert scored({"t": "timestamp[us, UTC]", "n": "int64"}, ["t", "n"]) == 29  # one of 30 is a bad row, as ever
+    with pytest.warns(
+        gm.GristmillWarning, match="only 2 of 30 sampled values fit .* column 'id' is bool; here it is '2'"
+    ):
+        assert scored({"id": "bool"}, ["id"]) == 2
+    (folder / "b.csv").write_text("id,t,n\n1,2020-01-02,y\n")
+    with pytest.warns(gm.GristmillWarning, match="none of 30 sampled values fits .* column 't'"):
+        assert scored({"t": "timestamp[us]"}, ["t"]) == 1
+
+
+def numbered(batch: dict[str, Any]) -> dict[str, Any]:
+    """A number for each row."""
+    return {"k": list(range(len(next(iter(batch.values())))))}
+
+
 def test_without_a_header(scratch: Any, planned: Any) -> None:
     """Columns by number or by the names given."""
     path = scratch.file("x.csv", b"1,x\n2,y\n")
@@ -256,6 +350,12 @@ def test_tabs_and_no_quotes(scratch: Any, planned: Any) -> None:
         (b'"a;\nb";c\n1;2\n', {}, [{"a;\nb": 1, "c": 2}]),
         (b'"a;b"\n1;2\n', {}, [{"a;b": "1;2"}]),
         (b"a;b,c\n1,2\n", {}, [{"a;b": 1, "c": 2}]),
+        (b'a;b\n1;"x\ny; z"\n2;"x ""q""\r\n, y"\n', {}, [{"a": 1, "b": "x\ny; z"}, {"a": 2, "b": 'x "q"\r\n, y'}]),
+        (
+            b'a|b\n"1\n|;' + b"x" * 200_000 + b'"|y\n1|2',
+            {},
+            [{"a": "1\n|;" + "x" * 200_000, "b": "y"}, {"a": "1", "b": "2"}],
+        ),
         (b"a;b\n1;2\n", {"delimiter": ","}, [{"a;b": "1;2"}]),
         (b"a;b\n1;2\n", {"header": False}, [{"f0": "a;b"}, {"f0": "1;2"}]),
     ],
@@ -288,6 +388,22 @@ def test_what_cannot_be_read_is_told_when_planning(
     with pytest.raises(BadJob, match=said) as caught:
         planned(scratch.file("x.csv", content), options=options)
     assert "\n" not in str(caught.value)
+
+
+def test_a_header_of_one_field_asks_for_the_delimiter(scratch: Any, planned: Any) -> None:
+    """Where its columns are not found, or a quote opens no field: rows of unequal length hid what separates them."""
+    asked = r"; is the delimiter ';'\? \(--delimiter ';', options={'delimiter': ';'}\)"
+    path = scratch.file("x.csv", b"id;text\n1;x\n2;y;z\n")
+    with pytest.raises(BadSource, match=f"keep names column 'text', .*has id;text{asked}$"):
+        gm.apply(path, fn=lengths, keep=["text"], workers=0)
+    with pytest.raises(BadJob, match=f"no column 'id'.*{asked}$"):
+        gm.apply(gm.source(path, where="id > 1"), fn=lengths, workers=0)
+    with pytest.raises(BadSource, match=f"types names column 'text', .*{asked}$"):
+        planned(path, types={"text": "string"})
+    with pytest.raises(BadSource, match=f"opens a quote .*one row{asked}"):
+        planned(scratch.file("y.csv", b'id;text\n1;2;3\n"a\nb";c\n'))
+    with pytest.raises(BadSource, match=r"is the delimiter 'tab'\? \(--delimiter 'tab'"):
+        planned(scratch.file("z.csv", b"id\ttext\n1\n"), types={"text": "string"})
 
 
 def test_types_for_a_column_that_is_not_there(scratch: Any, planned: Any) -> None:

@@ -133,7 +133,7 @@ def _described(
     from gristmill.models import registrations
     from gristmill.sources import formats
     from gristmill.sources.hive import wanted_columns
-    from gristmill.sources.schema import check, unify
+    from gristmill.sources.schema import check, unfit, unify
 
     whole = seen is files
     schema = unify(seen, job.sink is not None and job.sink.evolve)
@@ -154,6 +154,7 @@ def _described(
     reads = list(columns or schema.names)
     asked = [*reads, *(() if where is None else where.columns)]
     check(schema, asked)
+    strange = unfit(seen, [n for n in asked if n in source.types]) if source.types else []
     inside: tuple[str, ...] = ()
     if folders:
         files, inside = wanted_columns(files, {*asked, *(source.types or ())}, schema)
@@ -182,7 +183,7 @@ def _described(
     said = info.notes if any(nulls.get(c, 1) for c in info.columns or ()) else ()
     resolved = Resolved(
         job, fs, source_format, sink_format, tuple(files), schema, selection, model, info, columns, keep, place,
-        0, at.gpus, identity, (*notes, *warned, *doubts, *said, *filter(None, [unseen, at.note])),
+        0, at.gpus, identity, (*notes, *warned, *doubts, *strange, *said, *filter(None, [unseen, at.note])),
         nulls, jobcolumns.nulls_given(job, info, read, nulls), differing, how, where, folders=inside,
         more=more, skipped=tuple(bad.values()), registered=named.registered, approved=named.approved,
         unread=tuple(bad),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gristmill.errors import BadSource, nearest
+from gristmill.errors import MARKS, BadSource, nearest, undivided
 from gristmill.job.formatoptions import known
 from gristmill.shards.sourcefiles import FileInfo, SourceFile
 from gristmill.sources import openreaders
@@ -23,7 +23,7 @@ from gristmill.sources.csvrows import NULLS, Fields, check_kind
 from gristmill.sources.lines import ENDLESS, Lines, cuts_of, joined, pieces, selected
 from gristmill.sources.numbers import misread
 from gristmill.sources.paths import Storage
-from gristmill.sources.schema import INFERRED, from_names
+from gristmill.sources.schema import INFERRED, NEVER, UNFIT, from_names
 from gristmill.sources.stream import Stream, opened
 from gristmill.values import dataclass
 
@@ -34,6 +34,8 @@ __all__ = ["CsvSource", "TsvSource"]
 
 _PIECE = 2 << 20  # bytes read at a time
 _SAMPLE = 1 << 20  # bytes that types are inferred from; option sample_bytes
+_TRIED = 1000  # sampled values of a column with a given type that are held against it
+_ENOUGH = 20  # fewer tell nothing
 _OPTIONS = ("types", "sample_bytes", "delimiter", "quote", "header", "names", "nulls", "encoding")
 
 
@@ -82,7 +84,7 @@ class CsvSource:
             extent=int(cuts[-1]),
             cuts=cuts,
             divisible=False,
-            schema=_infer(layout, sample, types, options),
+            schema=_infer(file.path, layout, sample, types, options),
             cut_rows=rows,
             row_bytes=float(cuts[-1]) / count if count else None,
         )
@@ -166,27 +168,39 @@ def _layout(stream: Stream, dialect: Dialect, options: Mapping[str, Any]) -> Lay
             )
         if header:
             plain = names is None and len(fields) == 1 and "delimiter" not in options and dialect.delimiter == b","
-            if plain and (other := _other(stream.path, found, dialect)):
+            if plain and (other := _other(stream, record, dialect)):
                 return _layout(stream, other, {**options, "delimiter": other.delimiter})
             return Layout(_unique(stream.path, names or fields), ends, dialect)
         return Layout(_unique(stream.path, names or [f"f{i}" for i in range(len(fields))]), begins, dialect)
     return Layout(tuple(names or ()), 0, dialect)
 
 
-def _other(path: str, first: Lines, dialect: Dialect) -> Dialect | None:
+def _other(stream: Stream, header: bytes, dialect: Dialect) -> Dialect | None:
     """The dialect of a file whose header is a single field in `dialect`: with the usual separator that splits the
     records into the most fields, if it gives all the first records equally many.
     """
-    records = [first.line(i) for i in range(min(len(first), 20))]
-    marks = [mark for mark in (b"\t", b";", b"|") if mark in records[0]]
+    others = [replace(dialect, delimiter=mark) for mark in MARKS if mark in header]
     try:
-        found = {mark: {len(_split(path, r, replace(dialect, delimiter=mark))) for r in records} for mark in marks}
+        found = {one: {len(_split(stream.path, r, one)) for r in _first(stream, one)} for one in others}
     except BadSource:  # a bad record, which its reader reports
         return None
-    best = max(found, key=lambda mark: min(found[mark]), default=b"")
-    if len(found.get(best, ())) != 1 or found[best] == {1}:
-        return None
-    return replace(dialect, delimiter=best)
+    best = max(found, key=lambda one: min(found[one], default=0), default=dialect)
+    return best if len(found.get(best, ())) == 1 and found[best] != {1} else None
+
+
+def _first(stream: Stream, dialect: Dialect) -> list[bytes]:
+    """The header and the records after it, at most 20, as a delimiter cuts them: it decides which quotes open a field,
+    and so which newlines belong to a value.
+    """
+    piece = next(pieces(stream, 0, ENDLESS, _SAMPLE, _SAMPLE, dialect.ends), None)
+    if piece is None:
+        return []
+    found = piece.lines()
+    records = [found.line(i) for i in range(min(len(found), 20))]
+    if len(records) > 1 and (len(piece.data) >= _SAMPLE or dialect.left_open(records[-1])):
+        records.pop()  # it may go on
+    most = csv.field_size_limit()
+    return [r for i, r in enumerate(records) if i == 0 or len(r) <= most]
 
 
 def _split(path: str, record: bytes, dialect: Dialect) -> list[str]:
@@ -227,8 +241,9 @@ def _read_through(stream: Stream, layout: Layout, most: int) -> tuple[np.ndarray
             line = lines + found.data[: int(found.start[stray[0]])].count(b"\n") + 1
             raise BadSource(
                 f"{stream.path}: line {line:,}: this record opens a quote that {stray[1]}: all of that would be "
-                "read as one row. Close or double the quote, turn quoting off (options={'quote': ''}, --set "
-                "source.options.quote=''), or leave the file out (--on-bad-file skip, on_bad_file='skip')"
+                f"read as one row{undivided(layout.names)}. Close or double the quote, turn quoting off (options="
+                "{'quote': ''}, --set source.options.quote=''), or leave the file out "
+                "(--on-bad-file skip, on_bad_file='skip')"
             )
         lines += found.data.count(b"\n")
         after = int(np.searchsorted(found.position, layout.first))
@@ -246,23 +261,59 @@ def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> 
         check_kind(file.path, name, kind)
         if layout.names and name not in layout.names:
             alike = nearest(name, layout.names)
-            hint = f"did you mean {alike!r}?" if alike else f"it has {', '.join(layout.names[:20])}"
+            there = f"it has {', '.join(layout.names[:20])}{undivided(layout.names)}"
+            hint = f"did you mean {alike!r}?" if alike and not undivided(layout.names) else there
             raise BadSource(f"{file.path}: types names column {name!r}, which the file does not have: {hint}")
 
 
 def _infer(
-    layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], options: Mapping[str, Any]
+    path: str, layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], options: Mapping[str, Any]
 ) -> pa.Schema:
     """Types of the sampled records. Dates stay text, and so do numbers that would not come back as written."""
     import pyarrow as pa
 
     found: dict[str, pa.DataType] = dict.fromkeys(layout.names, pa.null())
+    unfit: dict[str, dict[bytes, bytes]] = {}
     if sample:
         one = joined(sample)
         one = blanked(one, not_utf8(one), b"\n")
         found = inferred(one, layout.names, layout.dialect, _nulls(options))
+        unfit = _unfit(path, one, layout, types, options) if types else {}
     found.update(types)
-    return pa.schema([pa.field(n, found[n]) for n in layout.names], metadata={INFERRED: b"text"})
+    fields = [pa.field(n, found[n], metadata=unfit.get(n)) for n in layout.names]
+    return pa.schema(fields, metadata={INFERRED: b"text"})
+
+
+def _unfit(
+    path: str, one: Lines, layout: Layout, types: Mapping[str, pa.DataType], options: Mapping[str, Any]
+) -> dict[str, dict[bytes, bytes]]:
+    """Marks for the columns with a type that was given and that hardly any of their sampled values fits."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names, nulls, out = layout.names, _nulls(options), {}
+    fields = Fields(Reading(None, pa.schema(dict(types)), options={"types": types}), names, layout.dialect, nulls, path)
+    text = Fields.parsed(one, None, names, dict.fromkeys(types, pa.string()), layout.dialect, (), skip=True)
+    text = text.take(np.unique(np.linspace(0, len(text) - 1, _TRIED).astype(np.int64))) if len(text) else text
+    empty = pa.array(["", *(NULLS if nulls is None else nulls)], pa.string())
+    for name, kind in types.items():
+        values = pa.concat_arrays([pa.array([], pa.string()), *text[name].chunks])
+        values = values.filter(pc.invert(pc.is_in(pc.utf8_trim_whitespace(values), empty)))
+        if len(values) < _ENOUGH or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+            continue
+        refused, lost = fields.misfits(name, values)
+        wrong = np.flatnonzero(refused | lost)
+        fit = len(values) - len(wrong)
+        if fit * 10 < len(values):
+            said = fields.unfit(name, values[int(wrong[0])].as_py(), bool(lost[wrong[0]]))
+            many = (
+                f"only {fit} of {len(values)} sampled values fit"
+                if fit
+                else f"none of {len(values)} sampled values fits"
+            )
+            way = f"types={{{name!r}: 'string'}}, --set source.types.{name}=string, reads any"
+            out[name] = {UNFIT if fit else NEVER: f"{path}: {many} what types says: {said} ({way})".encode()}
+    return out
 
 
 def inferred(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from gristmill.errors import BadSource
 from gristmill.sources.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.sources.contract import BadRow, Block, Reading
+from gristmill.sources.csvmisfits import PLAIN, misfits
 from gristmill.sources.csvrecords import Dialect
 from gristmill.sources.lines import BOM, Lines
 from gristmill.sources.numbers import far, misread, sound, zone_of
@@ -23,6 +24,7 @@ __all__ = ["NULLS", "Fields", "check_kind"]
 NULLS = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "Null", "null", "None")  # pandas's and R's; NaN is a float
 _PARSE = 1 << 20  # bytes that one thread parses at a time, pyarrow's default
 _NEAR = 1 << 17  # bytes scanned together, which fit in a core's cache
+_FEW = 8  # records that are not worth a parse of their own as text
 _SHOWN = 80  # characters of a value in a message
 
 
@@ -60,9 +62,77 @@ class Fields:
         ):
             bad[last] = _bad(found, last, "UnclosedQuote", "a quote opens and is not closed before the end of the file")
         found = blanked(found, bad, b"\n")
+        good = np.setdiff1d(np.arange(len(found)), list(bad)) if bad else np.arange(len(found))
+        whole = self._table(found, good) if len(good) else None
+        if whole is None and (more := self._mismatches(found, good)):
+            bad.update(more)
+            found = blanked(found, more, b"\n")
         return assembled(
-            found, bad, self._reading, lambda part: self._table(found, part), lambda i: self._single(found, i)
+            found,
+            bad,
+            self._reading,
+            lambda part: self._table(found, part) if whole is None else whole,
+            lambda i: self._single(found, i),
         )
+
+    def _mismatches(self, found: Lines, part: np.ndarray) -> dict[int, BadRow]:
+        """Records with a value that does not fit its column, found for many at once. What else is wrong with a record,
+        or with few of them, is left to halving and `_single`.
+        """
+        import pyarrow as pa
+
+        kinds = {n: k for n, k in self._wire.items() if not (pa.types.is_string(k) or pa.types.is_large_string(k))}
+        out: dict[int, BadRow] = {}
+        todo = [part] if kinds else []
+        while todo:
+            at = todo.pop()
+            if len(at) < _FEW:
+                continue
+            try:
+                text = None if _returns(found, at) else self._text(found, at, kinds)
+            except pa.ArrowException:  # some record has another number of fields
+                text = None
+            if text is not None and text.num_rows == len(at):
+                out.update(self._verdicts(found, at, text))
+            else:
+                todo += [at[: len(at) // 2], at[len(at) // 2 :]]
+        return out
+
+    def _verdicts(self, found: Lines, part: np.ndarray, text: pa.Table) -> dict[int, BadRow]:
+        """For each bad record of some whose fields are `text`, why it is, by the first column that it does not fit."""
+        import pyarrow.compute as pc
+
+        out: dict[int, BadRow] = {}
+        fits = np.ones(len(part), dtype=bool)
+        for name in text.column_names:
+            values = pc.unique(text[name])
+            code = pc.index_in(text[name], value_set=values).to_numpy()
+            refused, lost = self.misfits(name, values)
+            spelled = values.to_pylist() if refused.any() or lost.any() else []
+            for i in np.flatnonzero((refused | lost)[code] & fits).tolist():
+                out[int(part[i])] = self._mismatch(found, int(part[i]), name, spelled[code[i]], bool(lost[code[i]]))
+                fits[i] = False
+        return out
+
+    def misfits(self, name: str, values: pa.StringArray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of the values a column cannot hold, and which of the others it would change (bool each)."""
+        import pyarrow as pa
+
+        nulls = NULLS if self._nulls is None else self._nulls
+
+        def parse(lines: Lines) -> pa.ChunkedArray:
+            rows = self.parsed(lines, None, [name], {name: self._wire[name]}, PLAIN, nulls, ones=self._ones)
+            return sound(rows.cast(pa.schema([(name, self._kind(name))]))).column(0)
+
+        return misfits(values, self._kind(name), nulls, name in self._told, parse)
+
+    def _text(self, found: Lines, part: np.ndarray, names: Iterable[str]) -> pa.Table:
+        import pyarrow as pa
+
+        return self.parsed(found, part, self._names, dict.fromkeys(names, pa.string()), self._dialect, ())
+
+    def _kind(self, name: str) -> pa.DataType:
+        return self._target.field(name).type if len(self._target) else self._wire[name]
 
     def _table(self, found: Lines, part: np.ndarray) -> pa.Table | None:
         import pyarrow as pa
@@ -156,7 +226,7 @@ class Fields:
 
         part = np.array([i])
         try:
-            text = self.parsed(found, part, self._names, dict.fromkeys(self._names, pa.string()), self._dialect, ())
+            text = self._text(found, part, self._names)
         except pa.ArrowException as e:
             count = re.search(r"Expected \d+ columns, got (\d+)", str(e))
             if count is not None:
@@ -165,21 +235,33 @@ class Fields:
         if text.num_rows != 1:
             return _bad(found, i, "CSVError", "a carriage return outside quotes")
         for name, kind in self._wire.items():
-            hint = lost = ""
+            lost = False
             try:
                 nulls = NULLS if self._nulls is None else self._nulls
                 rows = self.parsed(found, part, self._names, {name: kind}, self._dialect, nulls, ones=self._ones)
-                kind = self._target.field(name).type if len(self._target) else kind
-                if not self._misread(found, part, sound(rows.cast(pa.schema([(name, kind)])))):
+                lost = self._misread(found, part, sound(rows.cast(pa.schema([(name, self._kind(name))]))))
+                if not lost:
                     continue
-                lost = f", which the column cannot hold: types={{{name!r}: 'string'}} keeps it as written"
             except pa.ArrowException:
-                hint = ", which had no value in the sample: fix it with types=" if pa.types.is_null(kind) else ""
-            value = str(text[name][0].as_py())
-            lost = lost or zone_of(kind, value)
-            shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
-            return _bad(found, i, "TypeMismatch", f"column {name!r} is {kind}{hint}; here it is {shown}{lost}")
+                pass
+            return self._mismatch(found, i, name, str(text[name][0].as_py()), lost)
         return _bad(found, i, "CSVError", "the record cannot be parsed")
+
+    def _mismatch(self, found: Lines, i: int, name: str, value: str, lost: bool) -> BadRow:
+        return _bad(found, i, "TypeMismatch", self.unfit(name, value, lost))
+
+    def unfit(self, name: str, value: str, lost: bool) -> str:
+        """What is wrong with a value that its column cannot hold or, if `lost`, would hold as another one."""
+        import pyarrow as pa
+
+        kind, hint = self._kind(name), ""
+        if lost:
+            way = f", which the column cannot hold: types={{{name!r}: 'string'}} keeps it as written"
+        else:
+            hint = ", which had no value in the sample: fix it with types=" if pa.types.is_null(kind) else ""
+            way = zone_of(kind, value)
+        shown = repr(value if len(value) <= _SHOWN else value[:_SHOWN] + "…")
+        return f"column {name!r} is {kind}{hint}; here it is {shown}{way}"
 
     @staticmethod
     def parsed(

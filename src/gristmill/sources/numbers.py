@@ -14,7 +14,7 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Real", "far", "has_floats", "holds", "misread", "sound", "zone_of"]
+__all__ = ["Real", "far", "has_floats", "holds", "misread", "misreads", "sound", "zone_of"]
 
 _EXACT = 2.0**53  # a float holds every whole number below it
 _FLOATS = {16: np.float16, 32: np.float32, 64: np.float64}
@@ -79,9 +79,14 @@ def holds(kind: pa.DataType, value: Any, rounds: bool) -> bool:
 
 
 def misread(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = False) -> bool:
-    """Whether pyarrow's CSV reader turned a field of `text` into another value, in `values`, than it says. With
-    `rounds`, the type was given, so a float may round and 007 is 7; otherwise a number, unlike a postal code or a
-    telephone number, has no leading zeros or plus.
+    """Whether there is any of `misreads`."""
+    return bool(misreads(text, values, rounds).any())
+
+
+def misreads(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = False) -> np.ndarray:
+    """Rows (bool [rows]) of which pyarrow's CSV reader turned the field in `text` into another value, in `values`, than
+    it says. With `rounds`, the type was given, so a float may round and 007 is 7; otherwise a number, unlike a postal
+    code or a telephone number, has no leading zeros or plus.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -91,24 +96,25 @@ def misread(text: pa.ChunkedArray, values: pa.ChunkedArray, rounds: bool = False
         return np.asarray(pc.fill_null(pc.match_substring_regex(some, pattern), False).to_numpy())
 
     t, coded = pa.types, r"^\s*[+-]?0[xX]" if rounds else r"^\s*(\+|[+-]?0[0-9xX])"
-    wrong = found(r"^\s*[01]\s*$" if t.is_boolean(values.type) else coded)
-    if (wrong & values.is_valid().to_numpy()).any():
-        return True
+    wrong: np.ndarray = found(r"^\s*[01]\s*$" if t.is_boolean(values.type) else coded) & values.is_valid().to_numpy()
     if not t.is_floating(values.type):
-        return False
+        return wrong
     at = np.flatnonzero(far(values, rounds))
     if not len(at):
-        return False
+        return wrong
     if rounds:
-        return bool(found("[0-9]", at).any())  # inf has no digit
+        wrong[at] |= found("[0-9]", at)  # inf has no digit
+        return wrong
     kept = values.take(pa.array(at)).to_numpy()
     endless = np.isinf(kept)
     whole = found(r"^\s*[+-]?[0-9]+\s*$", at)
-    if found("[0-9]", at)[endless].any():
-        return True
+    wrong[at] |= found("[0-9]", at) & endless
     which = np.flatnonzero(whole & ~endless)
     written = text.take(pa.array(at[which])).to_pylist()
-    return any(int(w) != int(k) for w, k in zip(written, kept[which].tolist(), strict=True))
+    wrong[at[which]] |= np.fromiter(
+        (int(w) != int(k) for w, k in zip(written, kept[which].tolist(), strict=True)), dtype=bool, count=len(which)
+    )
+    return wrong
 
 
 def sound(rows: pa.Table) -> pa.Table:

@@ -14,13 +14,27 @@ if TYPE_CHECKING:
     import pyarrow as pa
 from gristmill.arrow.schemas import nullable, plain, real, wider
 
-__all__ = ["INFERRED", "MIXED", "apart", "as_text", "check", "conform", "from_names", "unify"]
+__all__ = [
+    "INFERRED",
+    "MIXED",
+    "NEVER",
+    "UNFIT",
+    "apart",
+    "as_text",
+    "check",
+    "conform",
+    "from_names",
+    "unfit",
+    "unify",
+]
 
 MIXED = b"gristmill.mixed"  # in a field's metadata: why the column has no type, and the way out
 _APART = b"gristmill.apart"  # in a field's metadata: how the files of a source differ in the column
 INFERRED = (
     b"gristmill.inferred"  # in a schema's metadata: types come from a sample of text, so that text can be read wider
 )
+UNFIT = b"gristmill.unfit"  # in a field's metadata: that few sampled values are of the type that was given, in words
+NEVER = b"gristmill.never"  # the same, if none is
 _SHOWN = 3
 
 
@@ -136,6 +150,23 @@ def check(schema: pa.Schema, columns: Iterable[str]) -> None:
         why = (schema.field(name).metadata or {}).get(MIXED) if _has(schema, name) else None
         if why is not None:
             raise BadSource(why.decode())
+
+
+def unfit(infos: Sequence[FileInfo], columns: Iterable[str]) -> list[str]:
+    """A line for each wanted column with a given type that hardly any of a file's values fits. Raises BadSource if it
+    is so in all files, and none fits: then every row would be bad.
+    """
+    lines = []
+    kinds = _kinds(infos)
+    for name in columns:
+        marks = [s.field(name).metadata or {} for s, _ in kinds if _has(s, name)]
+        said = [m.get(NEVER) or m.get(UNFIT) for m in marks]
+        first = next((text.decode() for text in said if text is not None), None)
+        if first is not None and all(NEVER in m for m in marks):
+            raise BadSource(first)
+        if first is not None:
+            lines.append(first)
+    return lines
 
 
 def _listed(paths: Sequence[str]) -> str:
