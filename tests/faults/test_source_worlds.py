@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import os
 import random
@@ -270,7 +271,7 @@ def check(at: Path, templates: list[Template], seed: int, form: str = "disk", pu
     """What is listed in a world of this seed is what the rules say; of a store, or an archive, as of a disk. `put`
     copies a folder to where addresses lead that its answer makes of paths.
     """
-    world = World(at, templates, seed, links=form in ("disk", "tar"))
+    world = World(at, templates, seed, links=form in ("disk", "tar", "tars"))
     place = (put or PLACES[form])(at)
 
     def shown(path: str) -> str:
@@ -291,7 +292,7 @@ def check(at: Path, templates: list[Template], seed: int, form: str = "disk", pu
             continue
         names = {path: p for p in at.rglob("*") if p.is_file() for path in (place(str(p)), shown(str(p)))}
         # Those below a link to a folder are not among them.
-        below = [f.path.partition("::")[0].removeprefix(f"{form}://") for f in files]
+        below = [re.sub(r"^\w+://", "", f.path.partition("::")[0]) for f in files]
         there = [names.get(f.path) or at / path for f, path in zip(files, below, strict=True)]
         columns = [frozenset(filter(None, f.folders.split("/"))) for f in files]
         got = [(os.stat(path).st_ino, found) for path, found in zip(there, columns, strict=True)]
@@ -322,11 +323,19 @@ def _in_tar(at: Path) -> Any:
     return lambda path: f"tar://{path.removeprefix(str(at)).lstrip('/')}::{at}.tar"
 
 
+def _in_tars(at: Path) -> Any:
+    """One tar by two names."""
+    place, names = _in_tar(at), itertools.cycle([f"{at}.tar", f"{at}.link.tar"])
+    os.symlink(f"{at.name}.tar", f"{at}.link.tar")
+    return lambda path: f"{place(path).partition('::')[0]}::{next(names)}"
+
+
 PLACES: dict[str, Any] = {
     "disk": lambda at: lambda path: path,
     "memory": _in_memory,
     "zip": _in_an_archive,
     "tar": _in_tar,
+    "tars": _in_tars,
 }
 
 

@@ -23,7 +23,7 @@ import gristmill as gm
 from gristmill.errors import BadSource, GristmillError, PlanChanged, SourceChanged
 from gristmill.job.job import source
 from gristmill.shards.sourcefiles import SourceFile
-from gristmill.sources.paths import changed, look, open_input, resolve
+from gristmill.sources.paths import changed, look, mounted, open_input, resolve
 
 
 def packed(folder: Path, archive: Path, *names: str, mode: str = "w") -> str:
@@ -218,6 +218,42 @@ def test_compression_is_told_by_what_is_in_the_file(texts: Path, name: str) -> N
         out.write(plain)
     fs, files = resolve(source(f"tar://d::{texts / name}"))
     assert [open_input(fs, f.path).read() for f in files] == [f"text {n}".encode() for n in range(10)]
+
+
+def test_one_archive_by_several_names_is_read_once(texts: Path) -> None:
+    """By a link to it, to its folder, or to that which it is in, and by a hard link; as plain files are."""
+    (texts / "data").mkdir()
+    archive = Path(packed(texts, texts / "data" / "x.tar", "d"))
+    packed(texts / "data", texts / "data" / "out.tgz", "x.tar", mode="w:gz")
+    os.symlink("data", texts / "latest")
+    os.symlink("data/x.tar", texts / "l.tar")
+    os.link(archive, texts / "h.tar")
+    (texts / "copy.tar").write_bytes(archive.read_bytes())
+    for other in ("latest/x.tar", "l.tar", "h.tar"):
+        for rows in (False, True):  # names of hard links that are rows are rows of their own
+            named = source(f"tar://d::{archive}", f"tar://::{texts}/{other}")
+            files = resolve(named, whole=lambda path, rows=rows: rows)[1]
+            each = 20 if other == "h.tar" and rows else 10
+            assert len(files) == each and files[0].path == f"tar://d/0.txt::{archive}"
+        one = (f"tar://d/1.txt::{archive}", f"tar://d/1.txt::{texts}/{other}")
+        assert len(resolve(source(*one, format="csv"))[1]) == (2 if other == "h.tar" else 1)
+    inner = "tar://::tar://x.tar::{}/out.tgz"
+    assert len(resolve(source(*(inner.format(texts / f) for f in ("data", "latest")), format="csv"))[1]) == 10
+    assert len(resolve(source(f"tar://::{archive}", f"tar://::{texts}/copy.tar", format="csv"))[1]) == 20
+
+
+def test_an_archive_and_one_that_is_in_it(texts: Path) -> None:
+    """In one source, in either order, and when what was read is compared."""
+    (texts / "in").mkdir()
+    (texts / "in" / "0.txt").write_text("inner")
+    packed(texts / "in", texts / "d" / "in.tar", "0.txt")
+    archive = packed(texts, texts / "x.tar", "d")
+    addresses = [f"tar://d/0.txt::{archive}", f"tar://::tar://d/in.tar::{archive}"]
+    for uris in (addresses, addresses[::-1]):
+        fs, files = resolve(source(*uris))
+        for storage in (fs, mounted([f.path for f in files], {})):
+            texts_of = {f.path.count("::"): open_input(storage, f.path).read() for f in files}
+            assert texts_of == {1: b"text 0", 2: b"inner"}
 
 
 # ---------------------------------------------------------------- an archive that is replaced

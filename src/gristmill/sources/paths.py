@@ -71,8 +71,9 @@ class Mount:
         return self.prefix + rest + self.suffix
 
     def holds(self, path: str) -> bool:
-        """Whether this mount opens `path`."""
-        return path.startswith(self.prefix) and path.endswith(self.suffix)
+        """Whether this mount opens `path`: an archive not what is in one that is inside it."""
+        held = path.startswith(self.prefix) and path.endswith(self.suffix)
+        return held and not (self.suffix and "://" in path[len(self.prefix) : len(path) - len(self.suffix)])
 
 
 _LOCAL = Mount("", LocalListing())
