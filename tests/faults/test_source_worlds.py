@@ -109,7 +109,8 @@ def _names(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
 class World:
     """A folder with whatever people put into one, and what may be read of it."""
 
-    def __init__(self, at: Path, templates: list[Template], seed: int, links: bool = True) -> None:
+    def __init__(self, at: Path, templates: list[Template], seed: int, links: bool = True, hard: bool = True) -> None:
+        self.hard = hard
         self.at, self.random, self.content = at, random.Random(seed), 0
         self.sinks: dict[str, Template] = {}
         at.mkdir()
@@ -133,7 +134,8 @@ class World:
             self._linked(folders)
 
     def _linked(self, folders: list[Path]) -> None:
-        hard = self.random.random() < 0.3  # not both in one world: which of three names is left depends on their order
+        # Not both in one world: which of three names is left depends on their order.
+        hard = self.random.random() < 0.3 and self.hard
         for _ in range(self.random.randint(0, 4)):
             link = self.random.choice(folders) / self.random.choice(LINKS)
             inside = [p for p in sorted(self.at.rglob("*")) if "_gristmill" not in p.parts]
@@ -271,7 +273,7 @@ def check(at: Path, templates: list[Template], seed: int, form: str = "disk", pu
     """What is listed in a world of this seed is what the rules say; of a store, or an archive, as of a disk. `put`
     copies a folder to where addresses lead that its answer makes of paths.
     """
-    world = World(at, templates, seed, links=form in ("disk", "tar", "tars"))
+    world = World(at, templates, seed, links=form in ("disk", "tar", "tars"), hard=form != "tars")
     place = (put or PLACES[form])(at)
 
     def shown(path: str) -> str:

@@ -23,6 +23,7 @@ import gristmill as gm
 from gristmill.errors import BadSource, GristmillError, PlanChanged, SourceChanged
 from gristmill.job.job import source
 from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources.formats import source_format
 from gristmill.sources.paths import changed, look, mounted, open_input, resolve
 
 
@@ -468,3 +469,14 @@ def test_an_encrypted_zip_is_not_called_damaged(texts: Path) -> None:
     fs, files = resolve(source(f"zip://::{texts}/e.zip"))
     with pytest.raises(BadSource, match=r"^zip://d/1.csv::/.*e.zip: is encrypted: unzip it"):
         open_input(fs, files[0].path)
+
+
+@pytest.mark.parametrize("name", ["t.zip", "t.tar", "t.tar.gz", "t.tgz"])
+def test_an_archive_named_as_a_file_is_told_by_its_address(tmp_path: Path, name: str) -> None:
+    """Which says that all of it can be read; so does an address without an archive."""
+    kind = "zip" if name == "t.zip" else "tar"
+    (tmp_path / name).write_bytes(b"x")
+    for uri, told in ((tmp_path / name, "an archive: as "), (f"{kind}://{tmp_path}/{name}", "names no archive: ")):
+        with pytest.raises(BadSource, match=rf"{name}: {told}{kind}://::PATH"):
+            named = source(uri)
+            source_format(named, resolve(named)[1])

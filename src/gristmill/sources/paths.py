@@ -296,6 +296,10 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         return local_path(uri), _LOCAL  # a trailing slash only says that it is a folder
     if scheme in KINDS and "::" in uri:
         return _in_archive(scheme, uri, storage)
+    if scheme in KINDS:
+        raise BadSource(
+            f"{redact(uri)}: names no archive: {scheme}://::PATH is all files in one, {scheme}://NAME::PATH one"
+        )
     try:
         if scheme in _ARROW_SCHEMES and "::" not in uri:
             try:
