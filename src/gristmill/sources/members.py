@@ -253,5 +253,5 @@ def _plain(name: str) -> str:
 
 
 def below(folder: str, name: str) -> str:
-    """The path of a name in a folder; the archive itself is "" """
+    """The path of a name in a folder, of which the archive itself has none."""
     return f"{folder}/{name}" if folder else name
