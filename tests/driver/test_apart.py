@@ -160,6 +160,7 @@ def test_a_pattern_that_would_match_any_name_the_sink_gives_is_refused(
         ("data/*/k=*/*.jsonl", "data/_out", {"partition_by": ["k"]}),
         ("data/*/k=*/*.jsonl", "data/out", {}),
         ("data/*/*.jsonl", "data/out", {"partition_by": ["k"]}),
+        ("data/*/*[.]jsonl", "data/out", {"partition_by": ["k"]}),
         ("data/*/k=*/*/*.jsonl", "data/out", {"partition_by": ["k"]}),
         ("data/*/part-*-c000.jsonl", "data/out", {}),
         ("data/*/part-?????.g1.jsonl", "data/out", {}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import json
 import os
 import random
@@ -108,7 +109,8 @@ def _names(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
 class World:
     """A folder with whatever people put into one, and what may be read of it."""
 
-    def __init__(self, at: Path, templates: list[Template], seed: int, links: bool = True) -> None:
+    def __init__(self, at: Path, templates: list[Template], seed: int, links: bool = True, hard: bool = True) -> None:
+        self.hard = hard
         self.at, self.random, self.content = at, random.Random(seed), 0
         self.sinks: dict[str, Template] = {}
         at.mkdir()
@@ -132,7 +134,8 @@ class World:
             self._linked(folders)
 
     def _linked(self, folders: list[Path]) -> None:
-        hard = self.random.random() < 0.3  # not both in one world: which of three names is left depends on their order
+        # Not both in one world: which of three names is left depends on their order.
+        hard = self.random.random() < 0.3 and self.hard
         for _ in range(self.random.randint(0, 4)):
             link = self.random.choice(folders) / self.random.choice(LINKS)
             inside = [p for p in sorted(self.at.rglob("*")) if "_gristmill" not in p.parts]
@@ -270,7 +273,7 @@ def check(at: Path, templates: list[Template], seed: int, form: str = "disk", pu
     """What is listed in a world of this seed is what the rules say; of a store, or an archive, as of a disk. `put`
     copies a folder to where addresses lead that its answer makes of paths.
     """
-    world = World(at, templates, seed, links=form in ("disk", "tar"))
+    world = World(at, templates, seed, links=form in ("disk", "tar", "tars"), hard=form != "tars")
     place = (put or PLACES[form])(at)
 
     def shown(path: str) -> str:
@@ -291,7 +294,7 @@ def check(at: Path, templates: list[Template], seed: int, form: str = "disk", pu
             continue
         names = {path: p for p in at.rglob("*") if p.is_file() for path in (place(str(p)), shown(str(p)))}
         # Those below a link to a folder are not among them.
-        below = [f.path.partition("::")[0].removeprefix(f"{form}://") for f in files]
+        below = [re.sub(r"^\w+://", "", f.path.partition("::")[0]) for f in files]
         there = [names.get(f.path) or at / path for f, path in zip(files, below, strict=True)]
         columns = [frozenset(filter(None, f.folders.split("/"))) for f in files]
         got = [(os.stat(path).st_ino, found) for path, found in zip(there, columns, strict=True)]
@@ -322,11 +325,19 @@ def _in_tar(at: Path) -> Any:
     return lambda path: f"tar://{path.removeprefix(str(at)).lstrip('/')}::{at}.tar"
 
 
+def _in_tars(at: Path) -> Any:
+    """One tar by two names."""
+    place, names = _in_tar(at), itertools.cycle([f"{at}.tar", f"{at}.link.tar"])
+    os.symlink(f"{at.name}.tar", f"{at}.link.tar")
+    return lambda path: f"{place(path).partition('::')[0]}::{next(names)}"
+
+
 PLACES: dict[str, Any] = {
     "disk": lambda at: lambda path: path,
     "memory": _in_memory,
     "zip": _in_an_archive,
     "tar": _in_tar,
+    "tars": _in_tars,
 }
 
 

@@ -519,7 +519,7 @@ def test_files_are_settled_that_are_the_same_a_second_later(monkeypatch: pytest.
     """Also by a store's clock that is ahead; those that were written meanwhile a little later, and not those that are
     written all the time.
     """
-    monkeypatch.setattr(listing, "_SECOND", 0.01)
+    monkeypatch.setattr(listing, "SECOND", 0.01)
     young = listing._young(int(time.time()) + 1000)
     before = [SourceFile("a", 1, "s", young), SourceFile("b", 1, "s", young), SourceFile("c", 1, "s", "inode")]
     writings = itertools.count()

@@ -17,7 +17,7 @@ Name = tuple[Token, ...]
 
 _MANY = "*"
 _CHARACTERS = "".join(sorted(set(string.printable) - set("/" + string.whitespace), key=lambda c: (not c.isalnum(), c)))
-_FILE = re.compile(r"[^=]*\.[A-Za-z]\w*")
+_FILE = re.compile(r"[^=]*(?:\.|\[\.\])[A-Za-z]\w*")
 ANYTHING: Name = (("", False), ("", True))
 
 

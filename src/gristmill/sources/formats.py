@@ -24,7 +24,8 @@ __all__ = ["SOURCES", "by_bytes", "damaged", "format_options", "reading", "sourc
 _COMPRESSED = (".gz", ".zst", ".bz2")
 _DATABASES = {".duckdb": "duckdb", ".ddb": "duckdb", **dict.fromkeys((".sqlite", ".sqlite3", ".db"), "sqlite")}
 ONE_DOCUMENT = "looks like one JSON document, not JSON Lines: write one object a line (jq -c '.[]' does it)"
-_ZIPPED = "a .zip file may hold several files: unzip it, or name one of them, as zip://NAME::file:///PATH"
+_TARS = (".tar", ".tar.gz", ".tar.bz2", ".tar.zst", ".tgz", ".tbz2", ".txz", ".tzst")
+_PACKED = {".zip": "zip", **dict.fromkeys(_TARS, "tar")}
 
 SOURCES: Registry[type[SourceFormat]] = Registry(
     "source format",
@@ -72,9 +73,9 @@ def source_format(source: Source, files: Sequence[SourceFile], fs: Storage | Non
     hold.
     """
     name = _format_of(files, source, fs) if source.format is None else SOURCES.known(source.format)
-    zipped = next((file.path for file in files if suffix_of(file.path) == ".zip"), None)
-    if zipped is not None and SOURCES.get(name).compressed:
-        raise BadSource(f"{zipped}: {_ZIPPED}")
+    packed = next((file.path for file in files if suffix_of(file.path) in _PACKED), None)
+    if packed is not None and SOURCES.get(name).compressed:
+        raise BadSource(f"{packed}: {_packed(suffix_of(packed))}")
     if not any(file.folders for file in files):
         return _source(name)
     from gristmill.sources.hive import Hive
@@ -162,6 +163,11 @@ def _by_suffix(suffix: str) -> str | None:
     return None if name is None or (outer and not SOURCES.get(name).compressed) else name
 
 
+def _packed(suffix: str) -> str:
+    kind = _PACKED[suffix]
+    return f"an archive: as {kind}://::PATH all files in it are read, as {kind}://NAME::PATH one, or a folder"
+
+
 def _unknown(suffix: str) -> str:
     suffixes = {name: SOURCES.get(name).suffixes for name in SOURCES.names}
     listed = ", ".join(f"{name} ({of[0]})" if of else name for name, of in suffixes.items())
@@ -170,8 +176,8 @@ def _unknown(suffix: str) -> str:
             "a .json file may be one JSON value or one per line: if each line is a record, give format='jsonl' "
             "(--source-format jsonl)"
         )
-    if suffix == ".zip":
-        return _ZIPPED
+    if suffix in _PACKED:
+        return _packed(suffix)
     if suffix in _DATABASES:
         return f"a file of a database is read as {_DATABASES[suffix]}://FILE#TABLE, or with a query"
     alike = difflib.get_close_matches(suffix, [s for of in suffixes.values() for s in of], n=1, cutoff=0.7)

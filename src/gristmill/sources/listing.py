@@ -155,7 +155,7 @@ def _local_entry(name: str, path: str, found: os.stat_result) -> Entry:
 _GRAIN = 2.0  # seconds for which a time may yet be that of another writing: one, and as much for clocks that differ
 _YOUNG = "young:"
 _LOOKS = 3  # after the first
-_SECOND = 1.05  # a little more than what times are told in: a file that is the same so long after has had its second
+SECOND = 1.05  # a little more than what times are told in: a file that is the same so long after has had its second
 
 
 def _young(written: float) -> str:
@@ -181,7 +181,7 @@ def settled(found: list[SourceFile], again: Callable[[], list[SourceFile]]) -> l
         ends = [float(f.touched.split(":")[1]) for f in found if is_young(f.touched)]
         if not ends:
             break
-        time.sleep(min(_SECOND, max(0.0, max(ends) - time.time())))
+        time.sleep(min(SECOND, max(0.0, max(ends) - time.time())))
         known = {(f.path, f.size, f.stamp) for f in found}
         found = [
             replace(f, touched="") if is_young(f.touched) and (f.path, f.size, f.stamp) in known else f for f in again()

@@ -71,8 +71,9 @@ class Mount:
         return self.prefix + rest + self.suffix
 
     def holds(self, path: str) -> bool:
-        """Whether this mount opens `path`."""
-        return path.startswith(self.prefix) and path.endswith(self.suffix)
+        """Whether this mount opens `path`: an archive not what is in one that is inside it."""
+        held = path.startswith(self.prefix) and path.endswith(self.suffix)
+        return held and not (self.suffix and "://" in path[len(self.prefix) : len(path) - len(self.suffix)])
 
 
 _LOCAL = Mount("", LocalListing())
@@ -295,6 +296,10 @@ def _place(uri: str, storage: Mapping[str, Any]) -> tuple[str, Mount]:
         return local_path(uri), _LOCAL  # a trailing slash only says that it is a folder
     if scheme in KINDS and "::" in uri:
         return _in_archive(scheme, uri, storage)
+    if scheme in KINDS:
+        raise BadSource(
+            f"{redact(uri)}: names no archive: {scheme}://::PATH is all files in one, {scheme}://NAME::PATH one"
+        )
     try:
         if scheme in _ARROW_SCHEMES and "::" not in uri:
             try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gristmill.shards.sourcefiles import SourceFile
+from gristmill.sources.archive import Archive
 from gristmill.sources.listing import Entry
 from gristmill.values import dataclass
 
@@ -40,6 +41,28 @@ class _Name:
         return self.links > 1 and not different
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where files are: of an archive the same for all its names, of which those are hard `links` that are no symbolic
+    ones; `suffix` is what its members really end in.
+    """
+
+    key: tuple[str, str]
+    suffix: str
+    links: int
+
+    @classmethod
+    def of(cls, mount: Mount) -> _Place:
+        if not isinstance(mount.listing, Archive):
+            return cls((mount.prefix, mount.suffix), mount.suffix, 1)
+        key, real, links = mount.listing.origin()
+        return cls((mount.prefix, key), real, links)
+
+    def real(self, mount: Mount, inner: str) -> str:
+        """What a file is really called."""
+        return mount.public(inner).removesuffix(mount.suffix) + self.suffix
+
+
 def twins(
     listings: Sequence[tuple[Mount, bool, list[tuple[str, Entry]]]],
     read: Mapping[str, SourceFile],
@@ -51,11 +74,12 @@ def twins(
     `planned` counts; else the one in more folders `name=value`; else that of the first listing, and there the one that
     is no link, or the first. A name that is listed twice comes with itself.
     """
+    places = [_Place.of(mount) for mount, _, _ in listings]
     several = {
         inode
         for inode, count in Counter(
-            (mount.prefix, mount.suffix, entry.inode)
-            for mount, _, listed in listings
+            (*place.key, entry.inode)
+            for (mount, _, listed), place in zip(listings, places, strict=True)
             for path, entry in listed
             if entry.inode and mount.public(path) in read
         ).items()
@@ -63,25 +87,24 @@ def twins(
     }
     groups: dict[tuple[str, str, str], dict[str, tuple[Any, _Name]]] = {}
     twice = list[str]()
-    for order, (mount, named, listed) in enumerate(listings):
-        of = (mount.prefix, mount.suffix)
-        found = [(path, e) for path, e in listed if (*of, e.inode) in several and mount.public(path) in read]
+    for order, ((mount, named, listed), place) in enumerate(zip(listings, places, strict=True)):
+        found = [(path, e) for path, e in listed if (*place.key, e.inode) in several and mount.public(path) in read]
         above = os.path.commonpath([path for path, _ in listed]) if found and not mount.prefix else ""
         base = os.path.realpath(above)
         for inner, entry in found:
-            group = groups.setdefault((*of, entry.inode), {})
+            group = groups.setdefault((*place.key, entry.inode), {})
             path = mount.public(inner)
             if path in group:
                 twice.append(path)
                 continue
             folders = frozenset(filter(None, read[path].folders.split("/")))
             if mount.prefix:
-                real, link = mount.public(entry.real) if entry.real else path, entry.real != ""
+                real, link = place.real(mount, entry.real or inner), entry.real != ""
             else:
                 real = os.path.realpath(path)
                 link = real != os.path.join(base, os.path.relpath(path, above))
             rank = (path not in planned, -len(folders), order, link, path)
-            group[path] = (rank, _Name(path, real, link, named, folders, whole(path), entry.links))
+            group[path] = (rank, _Name(path, real, link, named, folders, whole(path), max(entry.links, place.links)))
     for group in groups.values():
         kept = list[tuple[_Name, str]]()  # what adds nothing to a name adds nothing to what that is kept by
         for _, name in sorted(group.values(), key=lambda ranked: ranked[0]):
