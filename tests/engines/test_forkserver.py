@@ -22,7 +22,7 @@ import pytest
 from pretended import Feed, Stages, Worker
 
 import gristmill as gm
-from children import is_alive
+from children import below, is_alive
 from gristmill.driver.warmup import SMALL
 from gristmill.engines import forkserver, interpreter
 from gristmill.engines.forkserver import NAME, Child
@@ -258,6 +258,33 @@ def test_one_that_cannot_fork_is_not_asked_for_ever(tmp_path: Path, monkeypatch:
     assert [spares.take(import_path(), {}) for _ in range(4)] == [None] * 4
     assert spares._failed == interpreter.TRIES
     assert "GIVEN" in printed(1, Looking())
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["on the way", "a worker"])
+def test_one_that_is_stopped_as_it_is_forked_is_ended(
+    depth: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has not yet asked to end with its driver, who does not know its number; those of before live on."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\ndepth, forks = 0, 0\n"
+        "def before():\n    global forks\n    forks += depth == 0\n"
+        "def born():\n    global depth\n    depth += 1\n"
+        f"    if (depth, forks) == ({depth}, 2): os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "os.register_at_fork(before=before, after_in_child=born)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.setattr(forkserver, "BORN", 1.0)
+    before = {child.pid for child in below()}
+    spares = Spares()
+    first = spares.take(import_path(), {})
+    assert isinstance(first, Child)
+    assert spares.take(import_path(), {}) is None
+    left = {child.pid for child in below()} - before
+    assert left == {first.pid} and first.poll() is None
+    first.kill()
+    first.wait()
+    for pipe in (first.stdin, first.stdout, first.stderr):
+        pipe.close()
 
 
 def test_a_child_ends_as_processes_do() -> None:

@@ -14,7 +14,11 @@ from typing import Any
 
 import yaml
 
+from gristmill.commit import generation as generations
+from gristmill.commit.ledger import Ledger
 from gristmill.driver.probe import PROBE_ROWS
+from gristmill.driver.selection import Held
+from gristmill.files.disk import LOCAL
 from soak import rows as R
 from soak import witness
 from soak.harm import TAG, Harm, nothing_left, send, tagged
@@ -305,10 +309,13 @@ class Siege:
 
         if self.setting.source != "parquet" or not os.path.exists(self.sink):
             return None  # text is cut by bytes, not by rows
-        status = gm.status(self.sink)
-        if status.get("state") != "unfinished" or not status.get("shards_total"):
+        if gm.status(self.sink).get("state") != "unfinished":
             return None
-        return int((status["shards_total"] - status["shards_done"]) * self.setting.running["shard_rows"])
+        begun = Held.by(self.sink, LOCAL).unfinished
+        if begun is None or not begun.planned:
+            return None
+        shards = generations.read_plan(begun).shards  # of which some have more rows than `shard_rows`
+        return shards.weight_of(Ledger.of(begun).missing(len(shards)))
 
     def _size(self) -> int:
         return self.log.stat().st_size if self.log.exists() else 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import glob
 import importlib
 import io
 import os
@@ -41,7 +42,7 @@ FORK_ONE, IMPORT_MORE = b"f", b"i"  # what it is asked
 # pandas takes longer to import than all else that workers import. pyarrow does so when it is given a list of Python,
 # which many jobs never do: a server imports it when the first run has ended, for those that come after it.
 PANDAS = "gristmill.arrow.pandasahead"
-NAME = "gristmill-fork"  # the process's name
+NAME, WORKER = "gristmill-fork", "gristmill-work"  # the processes' names
 _SUBREAPER, _IS_SUBREAPER = 36, 37  # prctl(2): PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER
 # Prevent numpy and Arrow from starting threads when they are imported.
 _NO_THREADS = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
@@ -81,6 +82,8 @@ class Child:
                 with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored here: how it ended is unknown
                     pid, status = os.waitpid(self.pid, os.WNOHANG)
                     self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+                    if pid:
+                        _known.discard(pid)
                     return self.returncode
                 self.returncode = 0
             return self.returncode
@@ -161,6 +164,7 @@ class ForkServer:
                 env={**_ARROW, **os.environ, "PYTHONUNBUFFERED": "1", **_NO_THREADS},
                 start_new_session=True,
             )
+        _known.add(self._popen.pid)
         threading.Thread(target=self._popen.wait, daemon=True).start()
 
     def able(self, imports: Sequence[str] = ()) -> bool:
@@ -215,9 +219,14 @@ class ForkServer:
                 theirs.append(w if number else r)
             theirs.append(os.open(".", os.O_PATH))
             with _taking_orphans():
-                socket.send_fds(self._socket, [FORK_ONE], theirs)
-                pid = int(self._heard(BORN))
-                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # ChildProcessError: it is not ours
+                try:
+                    socket.send_fds(self._socket, [FORK_ONE], theirs)
+                    pid = int(self._heard(BORN))
+                    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # ChildProcessError: it is not ours
+                except BaseException:
+                    self._end_unborn()
+                    raise
+                _known.add(pid)
             stdin, stdout, stderr = open(ours[0], "wb"), open(ours[1], "rb"), open(ours[2], "rb")  # noqa: SIM115
             ours.clear()
             return Child(pid, stdin, stdout, stderr)
@@ -227,8 +236,37 @@ class ForkServer:
             for fd in (*ours, *theirs):
                 os.close(fd)
 
+    def _end_unborn(self) -> None:
+        """End the server and what it has half forked: what was stopped then is nobody's, and would not end with this
+        process. Within `_taking_orphans`.
+        """
+        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(1.0)  # then its children are this process's
+        for _ in range(2):  # the server's child, then that one's
+            for pid in _unknown():
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+
 
 _orphanage = threading.Lock()
+_known: set[int] = set()  # processes of ours below this one that somebody looks after
+
+
+def _unknown() -> list[int]:
+    """Children of this process that a server has forked, and that nobody knows; none where the kernel lists none."""
+    found = []
+    for listed in glob.glob("/proc/self/task/*/children"):
+        with contextlib.suppress(OSError), open(listed, encoding="ascii") as children:
+            found += [int(pid) for pid in children.read().split() if int(pid) not in _known]
+    return [pid for pid in found if _name_of(pid) in (NAME, WORKER)]
+
+
+def _name_of(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as name:
+        return name.read().strip()
+    return ""
 
 
 def _free_in_a_fork() -> None:
@@ -317,7 +355,7 @@ def _forked(files: Sequence[int], driver: int) -> int:
     except OSError:  # no room for another process: the driver will find that, too
         os._exit(1)
     os.close(told)
-    be_named("gristmill-work")
+    be_named(WORKER)
     os.setsid()  # the driver handles a Ctrl-C at the terminal
     for number, (fd, name) in enumerate(zip(files, ("stdin", "stdout", "stderr"), strict=False)):
         os.dup2(fd, number)
