@@ -286,7 +286,8 @@ class Siege:
             and any(w in text for w in ("workers in a row", "killed from outside", "times in a row"))
         ):
             return
-        if code == 1 and "Could not import runpy module" in text and any("INT" in hit for hit in harm.log):
+        starting = any(words in text for words in ("Could not import runpy module", "init_import_site"))
+        if code == 1 and starting and any("INT" in hit for hit in harm.log):
             return  # by CPython's own start, before there is any of our code
         raise Broken(f"exit {code} after {harm.log}: {_said(text)[-2500:]}")
 
