@@ -20,6 +20,7 @@ import pytest
 from apart import Apart
 
 import gristmill as gm
+from gristmill.observe import units
 from gristmill.sources.openreaders import Waiting
 
 Write = Callable[[Path, np.ndarray], None]
@@ -103,7 +104,7 @@ def test_fault_80_a_touched_file_of_a_finished_result(source: tuple[Path, Write]
         again = run(path, quick / "out")
         assert again.state == "nothing to do"
         assert (
-            f"{path} was touched since it was read: what {shards} committed shards read of it is read again"
+            f"{path} was touched since it was read: what {units.plural(shards, 'committed shard')} read of it is read again"
             in again.notes
         )
         assert run(path, quick / "out").notes == ()
@@ -343,3 +344,25 @@ def test_a_fork_opens_its_own_files(tmp_path: Path) -> None:
     assert os.waitpid(child, 0)[1] == 0
     assert waiting.take("a", lambda: io.FileIO(tmp_path / "a")).read() == b"two\n"
     file.close()
+
+
+def test_many_touched_files_are_told_in_one_line(tmp_path: Path) -> None:
+    """As the members of an archive are, or a folder that was copied."""
+    (tmp_path / "in").mkdir()
+    for n in range(7):
+        pq.write_table(pa.table({"id": [n]}), tmp_path / "in" / f"{n}.parquet")
+
+    def night() -> gm.Report:
+        return gm.apply(str(tmp_path / "in"), str(tmp_path / "out"), fn=same, workers=0)
+
+    night()
+    for path in (tmp_path / "in").iterdir():
+        touched(str(path))
+    (note,) = night().notes
+    assert note.endswith("and 6 other files were touched since they were read: what committed shards read of them is "
+                         "read again")  # fmt: skip
+
+
+def same(batch: dict[str, Any]) -> dict[str, Any]:
+    """What it is given."""
+    return {"same": batch["id"]}

@@ -319,6 +319,40 @@ def test_a_type_that_no_sampled_value_fits_is_told_before_the_run(scratch: Any) 
         assert scored({"t": "timestamp[us]"}, ["t"]) == 1
 
 
+def test_a_sample_of_values_that_do_not_fit_refuses_no_rows_that_do(scratch: Any) -> None:
+    """A condition may take others, and a part of a file says nothing of the rest: that is told, with what may be
+    null.
+    """
+    folder = scratch.folder()
+    (folder / "a.csv").write_text("id,v,kind\n" + "0,-,x\n" * 30 + "1,7,y\n" * 3)
+
+    def scored(**options: Any) -> int:
+        source = gm.source(str(folder), types={"v": "int64"}, **options)
+        return int(gm.apply(source, fn=numbered, keep=["v"], workers=0, gates={"min_ok": 0}).num_rows)
+
+    with pytest.warns(gm.GristmillWarning, match="only 3 of 33 sampled values fit .* if '-' is null: options="):
+        assert scored() == 3
+    (folder / "a.csv").write_text("id,v,kind\n" + "0,-,x\n" * 30)
+    (folder / "b.csv").write_text("id,v,kind\n" + "1,7,y\n" * 3)
+    with pytest.warns(gm.GristmillWarning, match="none of 30 sampled values fits"):
+        assert scored() == 3
+    (folder / "b.csv").unlink()
+    with pytest.raises(BadSource, match="none of 30 sampled values fits"):
+        scored()
+    (folder / "a.csv").write_text("id,v,kind\n" + "0,-,x\n" * 1000 + "1,7,y\n" * 3)
+    for more in ({}, {"where": "kind = 'y'"}):
+        with pytest.warns(gm.GristmillWarning, match="none of 100 sampled values fits"):
+            assert scored(options={"sample_bytes": 600}, **more) == 3
+
+
+@pytest.mark.parametrize("nan", ["-nan(ind)", "nan(snan)", "NaN", "-Infinity", "inf", "+nan"])
+def test_what_is_no_number_is_one_beside_bad_records_too(scratch: Any, nan: str, planned: Any) -> None:
+    """Spellings of Windows' C library among them: a bad record in the block makes no other one bad."""
+    path = scratch.file("n.csv", f"id,v\n1,{nan}\n2,oops\n3,1.5\n".encode() + b"4,2\n" * 20)
+    read = planned(path, options={"types": {"v": "float64"}}).read()
+    assert [row["id"] for row in read.pylist()] == [1, 3, *[4] * 20] and len(read.bad) == 1
+
+
 def numbered(batch: dict[str, Any]) -> dict[str, Any]:
     """A number for each row."""
     return {"k": list(range(len(next(iter(batch.values())))))}

@@ -154,7 +154,8 @@ def _described(
     reads = list(columns or schema.names)
     asked = [*reads, *(() if where is None else where.columns)]
     check(schema, asked)
-    strange = unfit(seen, [n for n in asked if n in source.types]) if source.types else []
+    typed = [n for n in asked if n in (source.types or ())]
+    strange = unfit(seen, typed, some=where is not None)
     inside: tuple[str, ...] = ()
     if folders:
         files, inside = wanted_columns(files, {*asked, *(source.types or ())}, schema)

@@ -37,6 +37,7 @@ from gristmill.fingerprint import digests
 from gristmill.job.job import COPY, HELD, Source
 from gristmill.job.secret import reveal
 from gristmill.job.snapshots import is_snapshot, kind_of
+from gristmill.observe import units
 from gristmill.process import machine
 from gristmill.process.pool import Pool
 from gristmill.shards.shard import Piece
@@ -49,6 +50,7 @@ from gristmill.values import dataclass
 from gristmill.worker import pieces
 from gristmill.worker.recipe import Reader
 
+_NAMED = 5  # files that were touched, of which more are told in one line
 Tell = Callable[[str], None]
 
 
@@ -293,9 +295,15 @@ def _differing(readings: Iterator[_Again], tell: Tell | None = None) -> dict[str
     counts: dict[str, int] = {}
     for again in todo:
         counts[again.piece.file.path] = counts.get(again.piece.file.path, 0) + 1
-    for path, count in counts.items() if tell is not None else ():
-        assert tell is not None
-        tell(f"{path} was touched since it was read: what {count} committed shards read of it is read again")
+    if tell is not None and len(counts) > _NAMED:  # members of an archive, or a folder that was copied
+        tell(
+            f"{next(iter(counts))} and {len(counts) - 1:,} other files were touched since they were read: what "
+            "committed shards read of them is read again"
+        )
+    elif tell is not None:
+        for path, count in counts.items():
+            shards = units.plural(count, "committed shard")
+            tell(f"{path} was touched since it was read: what {shards} read of it is read again")
     reasons: dict[str, str] = {}
     with Pool(machine.cores()) as pool:
         for again, wrong in zip(todo, pool.map(_Again.wrong, todo), strict=True):

@@ -84,7 +84,7 @@ class CsvSource:
             extent=int(cuts[-1]),
             cuts=cuts,
             divisible=False,
-            schema=_infer(file.path, layout, sample, types, options),
+            schema=_infer(file.path, layout, sample, count, types, options),
             cut_rows=rows,
             row_bytes=float(cuts[-1]) / count if count else None,
         )
@@ -267,9 +267,16 @@ def _check_types(file: SourceFile, types: Mapping[str, Any], layout: Layout) -> 
 
 
 def _infer(
-    path: str, layout: Layout, sample: list[Lines], types: Mapping[str, pa.DataType], options: Mapping[str, Any]
+    path: str,
+    layout: Layout,
+    sample: list[Lines],
+    rows: int,
+    types: Mapping[str, pa.DataType],
+    options: Mapping[str, Any],
 ) -> pa.Schema:
-    """Types of the sampled records. Dates stay text, and so do numbers that would not come back as written."""
+    """Types of the sampled records, of as many `rows`. Dates stay text, and so do numbers that would not come back as
+    written.
+    """
     import pyarrow as pa
 
     found: dict[str, pa.DataType] = dict.fromkeys(layout.names, pa.null())
@@ -278,16 +285,18 @@ def _infer(
         one = joined(sample)
         one = blanked(one, not_utf8(one), b"\n")
         found = inferred(one, layout.names, layout.dialect, _nulls(options))
-        unfit = _unfit(path, one, layout, types, options) if types else {}
+        unfit = _unfit(path, one, rows, layout, types, options) if types else {}
     found.update(types)
     fields = [pa.field(n, found[n], metadata=unfit.get(n)) for n in layout.names]
     return pa.schema(fields, metadata={INFERRED: b"text"})
 
 
 def _unfit(
-    path: str, one: Lines, layout: Layout, types: Mapping[str, pa.DataType], options: Mapping[str, Any]
+    path: str, one: Lines, rows: int, layout: Layout, types: Mapping[str, pa.DataType], options: Mapping[str, Any]
 ) -> dict[str, dict[bytes, bytes]]:
-    """Marks for the columns with a type that was given and that hardly any of their sampled values fits."""
+    """Marks for the columns with a type that was given and that hardly any of their sampled values fits; NEVER only if
+    all `rows` of the file were looked at.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -295,6 +304,7 @@ def _unfit(
     fields = Fields(Reading(None, pa.schema(dict(types)), options={"types": types}), names, layout.dialect, nulls, path)
     text = Fields.parsed(one, None, names, dict.fromkeys(types, pa.string()), layout.dialect, (), skip=True)
     text = text.take(np.unique(np.linspace(0, len(text) - 1, _TRIED).astype(np.int64))) if len(text) else text
+    whole = len(text) == rows
     empty = pa.array(["", *(NULLS if nulls is None else nulls)], pa.string())
     for name, kind in types.items():
         values = pa.concat_arrays([pa.array([], pa.string()), *text[name].chunks])
@@ -312,7 +322,11 @@ def _unfit(
                 else f"none of {len(values)} sampled values fits"
             )
             way = f"types={{{name!r}: 'string'}}, --set source.types.{name}=string, reads any"
-            out[name] = {UNFIT if fit else NEVER: f"{path}: {many} what types says: {said} ({way})".encode()}
+            if len(spelled := values.take(pa.array(wrong)).unique()) == 1:
+                null = spelled[0].as_py()
+                way += f"; if {null!r} is null: options={{'nulls': [{null!r}]}}, --set source.options.nulls={null}"
+            mark = NEVER if whole and not fit else UNFIT
+            out[name] = {mark: f"{path}: {many} what types says: {said} ({way})".encode()}
     return out
 
 

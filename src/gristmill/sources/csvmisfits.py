@@ -91,7 +91,7 @@ def _patterns(kind: pa.DataType) -> tuple[str, str]:
         digits = len(str(1 << (kind.bit_width - signed)))
         return ("[-+]?" if signed else "[+]?") + "(0[xX][0-9a-fA-F]+|[0-9]+)", f"[-+]?0*[1-9][0-9]{{{digits},}}"
     if t.is_floating(kind):
-        return "[-+0-9.eEiInNfFaAtTyY]+", ""
+        return r"[-+0-9.eE]+|[-+]?(?i:inf|infinity|nan(\(\w*\))?)", ""
     if t.is_decimal(kind):
         return "[-+0-9.eE]+", ""
     if t.is_boolean(kind):

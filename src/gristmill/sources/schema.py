@@ -152,9 +152,9 @@ def check(schema: pa.Schema, columns: Iterable[str]) -> None:
             raise BadSource(why.decode())
 
 
-def unfit(infos: Sequence[FileInfo], columns: Iterable[str]) -> list[str]:
-    """A line for each wanted column with a given type that hardly any of a file's values fits. Raises BadSource if it
-    is so in all files, and none fits: then every row would be bad.
+def unfit(infos: Sequence[FileInfo], columns: Iterable[str], some: bool) -> list[str]:
+    """A line for each wanted column with a given type that hardly any of a file's values fits. Raises BadSource if no
+    value of any file fits: then every row would be bad, unless a condition takes only `some`.
     """
     lines = []
     kinds = _kinds(infos)
@@ -162,7 +162,7 @@ def unfit(infos: Sequence[FileInfo], columns: Iterable[str]) -> list[str]:
         marks = [s.field(name).metadata or {} for s, _ in kinds if _has(s, name)]
         said = [m.get(NEVER) or m.get(UNFIT) for m in marks]
         first = next((text.decode() for text in said if text is not None), None)
-        if first is not None and all(NEVER in m for m in marks):
+        if first is not None and not some and all(NEVER in m for m in marks):
             raise BadSource(first)
         if first is not None:
             lines.append(first)
