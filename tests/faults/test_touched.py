@@ -103,10 +103,8 @@ def test_fault_80_a_touched_file_of_a_finished_result(source: tuple[Path, Write]
         change(path)
         again = run(path, quick / "out")
         assert again.state == "nothing to do"
-        assert (
-            f"{path} was touched since it was read: what {units.plural(shards, 'committed shard')} read of it is read again"
-            in again.notes
-        )
+        told = units.plural(shards, "committed shard")
+        assert f"{path} was touched since it was read: what {told} read of it is read again" in again.notes
         assert run(path, quick / "out").notes == ()
     rewritten(path, source[1], OTHER)
     with pytest.raises(gm.PlanChanged):
