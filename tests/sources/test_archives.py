@@ -406,6 +406,31 @@ def test_ordinary_tars_of_gnu(texts: Path) -> None:
         assert [open_input(fs, f.path).read() for f in files] == [f"text {n}".encode() for n in range(10)]
 
 
+def test_a_name_in_two_parts_where_gnu_has_times(tmp_path: Path) -> None:
+    """As Go's tar wrote it before 1.8; both members are there."""
+    with open(tmp_path / "go.tar", "wb") as out:
+        for n, part in enumerate((b"p1", b"p2")):
+            info = tarfile.TarInfo("a.csv")
+            info.size = 5
+            head = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+            head[345 : 345 + len(part)] = part
+            head[148:156] = b" " * 8
+            head[148:156] = b"%06o\0 " % sum(head)
+            out.write(bytes(head) + f"id\n{n}\n".encode() + bytes(507))
+        out.write(bytes(10240))
+    fs, files = resolve(source(f"tar://::{tmp_path}/go.tar"))
+    assert [open_input(fs, f.path).read() for f in files] == [b"id\n0\n", b"id\n1\n"]
+
+
+def test_a_volume_of_several_is_told_as_such(texts: Path) -> None:
+    """The second one, which begins in the middle of a file."""
+    (texts / "d" / "large").write_bytes(b"x" * 300_000)
+    volumes = [option for n in range(3) for option in ("-f", str(texts / f"v{n}.tar"))]
+    subprocess.run(["tar", "-c", "-M", "-L", "150", *volumes, "-C", str(texts), "d"], check=True)
+    with pytest.raises(BadSource, match=r"one of several volumes \(tar -M\): unpack them"):
+        resolve(source(f"tar://::{texts}/v1.tar"))
+
+
 def test_a_zip_made_on_windows(tmp_path: Path) -> None:
     """Its folders are folders, as unzip makes them; on other systems a backslash is part of a name."""
     with zipfile.ZipFile(tmp_path / "w.zip", "w") as out:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import posixpath
+import re
 import shutil
 import stat
 import struct
@@ -29,7 +30,9 @@ _COMPRESSED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
 }
-_FOLDER, _LABEL = b"D", b"V"  # GNU's types of members: a folder with a list of what is in it, and the archive's name
+# GNU's types of members: a folder with a list of what is in it, the archive's name, what goes on from another volume.
+_FOLDER, _LABEL, _CONTINUED = b"D", b"V", b"M"
+_TIMES = re.compile(r"[0-7]{11}.*|[^\0-\x7f].*", re.DOTALL)  # in octal digits, or a number of more bits
 _GNU = b"ustar  \0"
 _WINDOWS = (0, 10, 11, 14)  # systems whose names in a zip may have backslashes: FAT and NTFS
 _ENTRIES, _COUNTED = 4, 1 << 16  # where zipfile has how many members there are, of which some writers tell the rest
@@ -130,6 +133,8 @@ class Members:
         for raw in tar:
             if raw.type == _LABEL:
                 continue
+            if raw.type == _CONTINUED:
+                raise Damaged("it is one of several volumes (tar -M): unpack them")
             path, last = _plain(raw.name), f"after {raw.name}"
             if raw.islnk():
                 self._put(path, self._linked(path, raw.linkname))
@@ -188,14 +193,17 @@ class Members:
 
 
 class _Info(tarfile.TarInfo):
-    """A member of a tar. GNU's format has times where others have the first part of a long name (`tar -g`)."""
+    """A member of a tar. GNU's format has times where others have the first part of a long name (`tar -g`), and some
+    writers have that there, too (Go's, before 1.8).
+    """
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: str, errors: str) -> _Info:
         info = super().frombuf(buf, encoding, errors)
         if buf[257:265] == _GNU:
             times = bytes(buf[345:500]).partition(b"\0")[0].decode(encoding, errors)
-            info.name = info.name.removeprefix(f"{times}/") if times else info.name
+            if _TIMES.fullmatch(times):
+                info.name = info.name.removeprefix(f"{times}/")
         return info
 
 
