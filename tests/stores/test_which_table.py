@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,44 @@ def test_one_of_postgres_whose_marks_stay_behind(postgres: str, tmp_path: Path) 
                 job(tmp_path, [3], on_new_files="append", deliver=[moved]).run()
         finally:
             ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
+@contextmanager
+def others(shop: shops.Shop, server: str, columns: str, *statements: str) -> Iterator[None]:
+    """A schema of others with a table of the name of marks, and an open transaction that changes it."""
+    import psycopg
+
+    schema = shop.address("scores").partition("#")[2].partition(".")[0]
+    with psycopg.connect(server, autocommit=True) as db:
+        db.execute(f"CREATE SCHEMA {schema}_others")
+        db.execute(f"CREATE TABLE {schema}_others.gristmill_marks ({columns})")
+        try:
+            with db.transaction():
+                for sql in statements:
+                    db.execute(f"SET LOCAL search_path = {schema}_others")
+                    db.execute(sql)
+                yield
+        finally:
+            db.execute(f"DROP SCHEMA {schema}_others CASCADE")
+
+
+def test_marks_of_others_in_postgres(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are theirs: that they are locked, dropped, or something else of the name keeps nobody elsewhere from his rows."""
+    monkeypatch.setattr("gristmill.stores.pgtable._WAITS", "50ms")
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1)
+        dropped = ("target text, which text, sink text, body text", "DROP TABLE gristmill_marks")
+        with others(shop, postgres, *dropped), gm.lookup(shop.address("scores"), "id") as lookup:
+            assert lookup.get(1)["y"] == 1
+            assert night(shop, tmp_path, 2) == 1
+        ran(shop, postgres, tmp_path, BY_A_SCRIPT[shop.name].replace("scores", "second"))
+        with others(shop, postgres, *dropped):
+            with gm.lookup(shop.address("second"), "id") as lookup:  # which has no marks yet, here at least
+                assert lookup.get_many([1]) == [None]
+            with pytest.raises(gm.GristmillError, match=r"_others\.gristmill_marks is locked by others, and marks of"):
+                night(shop, tmp_path, 3, name="second")
+        with others(shop, postgres, "which bytea"):
+            assert night(shop, tmp_path, 4, name="second") == 4
 
 
 def test_one_of_postgres_that_gets_the_name_meanwhile(postgres: str, tmp_path: Path) -> None:
