@@ -81,7 +81,9 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
     last = next((receipt for receipt in found if is_of(receipt, delivery.place)), None)
     if last is None:
         return _renamed(delivery.place, found, store, shown)
-    rows = store.unmarked() or (store.untold(result.sink.name) if isinstance(store, Counted) else 0)
+    rows = store.unmarked()
+    if not rows and isinstance(store, Counted):
+        rows = store.untold(result.sink.name, (last.generation, last.at))
     if not rows:
         return None
     dropped = f", or {MARKS} was dropped or restored" if delivery.place.store in _DATABASES else ""

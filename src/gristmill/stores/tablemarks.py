@@ -97,11 +97,12 @@ class Marks:
             return 0
         return count()
 
-    def untold(self, sink: str, count: Callable[[], int]) -> int:
-        """How many rows there are, if others' marks do not tell of just as many, and none is there of this sink: it is
-        not known then whether it has some.
+    def untold(self, sink: str, last: tuple[int, str], count: Callable[[], int]) -> int:
+        """How many rows there are, if none of the marks is of this sink, and others' tell neither that its `last` rows
+        were replaced nor of just as many: it is not known then whether it has some.
         """
-        if sink in _latest((*self.counted, *self.named)):
+        gone = [(number, at) for mark in self.held for of, number, at in mark.replaced if of == sink]
+        if sink in _latest((*self.counted, *self.named)) or any(last == one or last[0] < one[0] for one in gone):
             return 0
         told = [mark.rows if mark.mode == "replace" or mark.delete else mark.total for mark in self.held]
         known, rows = sum(number or 0 for number in told), count()
@@ -112,7 +113,7 @@ class Marks:
         with the rows of others (`whole`) their marks go, else they are those of the table as well.
         """
         counted = () if made else self.counted
-        gone, new = list(counted), [mark]
+        gone, new = list(counted), [self._replacing(mark, counted, whole)]
         if not whole:
             beside = (replace(m, past=False) for s, m in _latest(counted).items() if s != mark.sink)
             new += [replace(m, table=now, doubtful=m.doubtful or lacking) for m in beside]
@@ -128,6 +129,15 @@ class Marks:
             row = Row(self.there.places[0], self.there.name, one.table, one)
             row.removed(session)
             row.added(session)
+
+    @staticmethod
+    def _replacing(mark: Mark, counted: Iterable[Row], whole: bool) -> Mark:
+        """A mark with the sinks whose rows were replaced since the table was made."""
+        gone: dict[str, tuple[str, int, str]] = {}
+        for sink, known in sorted(_latest(counted).items(), key=lambda found: _when(found[1])):
+            if whole or sink == mark.sink:
+                gone.update({one[0]: one for one in (*known.replaced, (sink, known.generation, known.at))})
+        return replace(mark, replaced=tuple(one for one in gone.values() if one[0] != mark.sink))
 
 
 def marks_of(session: Session, there: Which, shown: str) -> Marks:

@@ -181,11 +181,11 @@ class Tables:
             there = session.columns(self._db.target())
             return self._marks(session).unmarked(self._count(session)) if there else 0
 
-    def untold(self, sink: str) -> int:
+    def untold(self, sink: str, last: tuple[int, str]) -> int:
         """See Counted."""
         with self._db.session(write=False) as session:
             there = session.columns(self._db.target())
-            return self._marks(session).untold(sink, self._count(session)) if there else 0
+            return self._marks(session).untold(sink, last, self._count(session)) if there else 0
 
     def was(self, name: str) -> bool:
         """See Counted. A table that tells which it is has its marks, but for those in schemas that may not be read."""
