@@ -171,6 +171,31 @@ def test_one_of_others_that_is_renamed(base: tuple[shops.Shop, str], tmp_path: P
     assert night(shop, tmp_path, 4) == 2
 
 
+def test_one_of_others_that_is_renamed_and_moved(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """To another file, or with all of its schema to another server: no receipt names that one, but its marks are there.
+    Where it is told that the table is another one than the one that is gone, all rows come.
+    """
+    shop, server = base
+    moved = shop.address("second").replace("/shop.", "/moved.")
+    if shop.name != "postgresql":
+        ran(shop, server, tmp_path, BY_A_SCRIPT[shop.name])
+    night(shop, tmp_path, 1, 2)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO second")
+    if shop.name == "postgresql":
+        ran(shop, server, tmp_path, *copied("second"), *copied("gristmill_marks"))
+    else:
+        (tmp_path / f"shop.{shop.name}").rename(tmp_path / f"moved.{shop.name}")
+    nightly = job(tmp_path, [3], on_new_files="append", deliver=[gm.to(moved, mode="append")])
+    with pytest.raises(gm.BadJob, match=r"delivered to a table scores of .*, which is not there any more: if this is"):
+        nightly.run()
+    if shop.name == "postgresql":
+        night(shop, tmp_path, 4, name="third")
+        ran(shop, server, tmp_path, "DROP TABLE third", BY_A_SCRIPT[shop.name].replace("scores", "fourth"))
+        ran(shop, server, tmp_path, "DELETE FROM gristmill_marks WHERE target = 'scores'")
+        ran(shop, server, tmp_path, "INSERT INTO fourth (id) VALUES (9)")
+        assert night(shop, tmp_path, 5, name="fourth") == 5
+
+
 def test_one_of_postgres_in_another_schema(postgres: str, tmp_path: Path) -> None:
     """To which it was moved: its marks follow, and none stays behind."""
     with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:

@@ -273,6 +273,12 @@ class Counted(Unmarked, Protocol):
         """
         ...
 
+    def astray(self, sink: str) -> tuple[str, Mark] | None:
+        """A mark of this sink's deliveries to a table that is gone, with its name, if this may be that one: marks go
+        with their tables to another file or server, where receipts name none of these.
+        """
+        ...
+
 
 class Shared(Protocol):
     """A Store that tells of all sinks whose rows are there, as several may append to it."""

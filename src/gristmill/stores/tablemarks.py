@@ -154,6 +154,20 @@ def marks_of(session: Session, there: Which, shown: str) -> Marks:
     return Marks(there, group if by_name or restored else (), loose, named, certain=False, restored=restored)
 
 
+def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Iterable[Row]:
+    """A sink's marks beside the table that were written for other names, and may be of it, as nothing tells otherwise:
+    the numbers of tables say nothing of one that was restored.
+    """
+    if not session.columns(at := there.places[0]):
+        return
+    sql = f"SELECT target, which, body FROM {at} WHERE sink = ? AND target <> ?"
+    for target, which, body in session.run(sql, sink, there.name):
+        mark = Mark.load(body.encode(), shown)
+        another = there.now and mark.table and not _restored(mark, there.now)
+        if not another and not (mark.table and there.elsewhere(mark.table)):
+            yield Row(at, target, which, mark)
+
+
 def _rows(session: Session, there: Which, shown: str) -> Iterable[Row]:
     """Those of the table, and beside it those of its name."""
     beside, *others = there.places

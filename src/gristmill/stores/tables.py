@@ -28,7 +28,7 @@ from gristmill.stores.sql import (
     merged,
     quoted,
 )
-from gristmill.stores.tablemarks import Marks, marks_of
+from gristmill.stores.tablemarks import Marks, marks_astray, marks_of
 
 _OURS = {
     MARKS: "(target TEXT NOT NULL, which TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, "
@@ -194,6 +194,15 @@ class Tables:
             if self._db.which(session).now and not moved:
                 return False
             return not session.columns(self._db.named(session, name))
+
+    def astray(self, sink: str) -> tuple[str, Mark] | None:
+        """See Counted."""
+        schema, dot, _ = self._place.name.rpartition(".")
+        with self._db.session(write=False) as session:
+            for row in marks_astray(session, self._db.which(session), sink, self._place.shown):
+                if not session.columns(self._db.named(session, f"{schema}{dot}{row.target}")):
+                    return row.target, row.mark
+        return None
 
     # ------------------------------------------------ the atomic step
 
