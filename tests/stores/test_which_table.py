@@ -111,6 +111,27 @@ def test_one_that_is_kept_and_delivered_to_later(base: tuple[shops.Shop, str], t
     assert night(shop, tmp_path, 5) == 1
 
 
+def test_one_that_is_made_anew_each_night(
+    base: tuple[shops.Shop, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves a few marks of those that are gone, which may be put back, and all of those that are there."""
+    monkeypatch.setattr("gristmill.stores.tablemarks._REMEMBERED", 2, raising=False)
+    shop, server = base
+    for sink, first in (("other", 90), ("one", 1)):
+        night(shop, tmp_path / sink, first)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO second")
+    for new in range(2, 7):
+        ran(shop, server, tmp_path, "DROP TABLE IF EXISTS scores")
+        assert night(shop, tmp_path / "one", new) == new
+    few = "CREATE TABLE few (n INTEGER CHECK (n = 5))", "INSERT INTO few SELECT count(*) FROM gristmill_marks"
+    ran(shop, server, tmp_path, *few)
+    assert [night(shop, tmp_path / "other", 91, name="second"), night(shop, tmp_path / "one", 7, name="second")] == [
+        1,
+        6,
+    ]
+    once(shop, "second", [*range(1, 8), 90, 91])
+
+
 def test_two_that_swap_their_names(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
     """Each keeps its own marks, those of other sinks among them, whichever is delivered to first."""
     shop, server = base
@@ -272,6 +293,21 @@ def test_marks_of_others_in_postgres(postgres: str, tmp_path: Path, monkeypatch:
                 night(shop, tmp_path, 3, name="second")
         with others(shop, postgres, "which bytea"):
             assert night(shop, tmp_path, 4, name="second") == 4
+
+
+def test_another_table_of_postgres_that_is_not_there(postgres: str, tmp_path: Path) -> None:
+    """Is told as what it is: it is not the one that was to be looked at."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1)
+        body = "'BEGIN RETURN QUERY SELECT * FROM nowhere; END'"
+        made = f"CREATE FUNCTION gone() RETURNS SETOF scores LANGUAGE plpgsql AS {body}"
+        ran(shop, postgres, tmp_path, made, "CREATE VIEW second AS SELECT * FROM gone()")
+        for name, error, why in (
+            ("second", gm.GristmillError, 'relation "nowhere" does not exist'),
+            ("third", gm.BadSource, "has no such table: deliver"),
+        ):
+            with gm.lookup(shop.address(name), "id") as lookup, pytest.raises(error, match=why):
+                lookup.get(1)
 
 
 def test_one_of_postgres_that_gets_the_name_meanwhile(postgres: str, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from gristmill.stores.lookup import as_delivered, asked, covering, keyed, refuse
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
 from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, quoted
-from gristmill.stores.tablemarks import marks_of
+from gristmill.stores.tablemarks import last_mark
 from gristmill.stores.vectors import columns_in, searched
 from gristmill.values import dataclass
 
@@ -128,16 +128,11 @@ class ServerReader:
                 except psycopg.DataError as e:
                     raise BadKey(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
                 except psycopg.Error as e:
-                    known = (
-                        psycopg.OperationalError,
-                        psycopg.errors.UndefinedTable,
-                    )  # it was restarted; marks are gone
-                    if isinstance(e, known[1]) and self._is_gone():
-                        raise BadSource(
-                            f"{self._place.shown}: has no such table: deliver a result there first"
-                        ) from None
+                    if isinstance(e, undefined := psycopg.errors.UndefinedTable):
+                        self._refuse_gone()
                     self._drop()
-                    if attempt or fresh or not isinstance(e, known):
+                    again = (psycopg.OperationalError, undefined)  # the server was restarted; marks were dropped
+                    if attempt or fresh or not isinstance(e, again):
                         raise StoreUnavailable(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
         raise AssertionError("unreachable")
 
@@ -216,7 +211,7 @@ class ServerReader:
     def _mark(self, session: Transaction, schema: str, table: str) -> Mark | None:
         marks, shown = f"{quoted(schema)}.{quoted(MARKS)}", self._place.shown
         pgtable.refuse_rights(session, marks, ("SELECT",), f"{shown}: {MARKS} tells how rows were delivered")
-        return marks_of(session, pgtable.which(session, schema, table, shown, reads=True), shown).last
+        return last_mark(session, pgtable.which(session, schema, table, shown, reads=True), shown)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

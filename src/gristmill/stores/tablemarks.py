@@ -12,6 +12,8 @@ from gristmill.stores.contract import Mark
 from gristmill.stores.sql import Session, Which
 from gristmill.values import dataclass
 
+_REMEMBERED = 8  # tables that had a name and are gone: they may be put back
+
 
 @dataclass(frozen=True)
 class Row:
@@ -123,12 +125,18 @@ class Marks:
             gone += past
             kept = () if whole and not made else past
             new += [replace(row.mark, past=True) for row in kept if row.mark.table or row.mark.sink not in known]
-        for row in gone:
+        for row in (*gone, *self._forgotten(mark.sink, counted)):
             row.removed(session)
         for one in new:
             row = Row(self.there.places[0], self.there.name, one.table, one)
             row.removed(session)
             row.added(session)
+
+    def _forgotten(self, sink: str, counted: Iterable[Row]) -> Iterable[Row]:
+        """A sink's marks of tables that had this name long ago, and are nowhere now: a job may make one each night."""
+        told = [row for row in self.named if row.mark.sink == sink and row.mark.table and row not in counted]
+        older = sorted(told, key=lambda row: _when(row.mark))[:-_REMEMBERED]
+        return [row for row in older if not self.there.elsewhere(row.mark.table)]
 
     @staticmethod
     def _replacing(mark: Mark, counted: Iterable[Row], whole: bool) -> Mark:
@@ -168,14 +176,24 @@ def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Itera
             yield Row(at, target, which, mark)
 
 
-def _rows(session: Session, there: Which, shown: str) -> Iterable[Row]:
-    """Those of the table, and beside it those of its name."""
-    beside, *others = there.places
-    own = (f"{there.now.split()[0]} %",) if there.now else ()
-    asked = [(beside, " OR ".join(("target = ?", *("which LIKE ?",) * len(own))), (there.name, *own))]
-    for at, where, values in (*asked, *((other, "which LIKE ?", own) for other in others)):
-        if session.columns(at):
-            for target, which, body in session.run(f"SELECT target, which, body FROM {at} WHERE {where}", *values):
+def last_mark(session: Session, there: Which, shown: str) -> Mark | None:
+    """The mark of what was delivered last, for whoever looks rows up: those of others of the name, of which there may
+    be hundreds, are not read if the table has its own.
+    """
+    if own := [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]:
+        return Marks(there, own, (), (), certain=True, restored=False).last
+    return marks_of(session, there, shown).last
+
+
+def _rows(session: Session, there: Which, shown: str, *, named: bool = True) -> Iterable[Row]:
+    """Those of the table, and beside it those of its name, if these are `named`."""
+    for number, at in enumerate(there.places):
+        asked = {"target = ?": there.name} if named and not number else {}
+        if there.now:
+            asked["which LIKE ?"] = f"{there.now.split()[0]} %"
+        if asked and session.columns(at):
+            sql = f"SELECT target, which, body FROM {at} WHERE {' OR '.join(asked)}"
+            for target, which, body in session.run(sql, *asked.values()):
                 yield Row(at, target, which, Mark.load(body.encode(), shown))
 
 
