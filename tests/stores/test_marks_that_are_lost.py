@@ -121,6 +121,33 @@ def test_what_another_has_replaced_is_appended_again(shop: shops.Shop, tmp_path:
     assert nightly.run().deliveries[-1].rows == 5 and sorted(shop.seen("scores") or ()) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("kind", [(name, shops.SERVERS.get(name, "")) for name in DATABASES], ids=DATABASES)
+def test_what_another_has_replaced_and_people_have_changed(
+    kind: tuple[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Is appended again all the same: the other's mark tells that these rows went, unless its own came again later."""
+    name, server = kind[0], request.getfixturevalue(kind[1]) if kind[1] else ""
+    with shops.SHOPS[name](server, tmp_path) as shop:
+        to = gm.to(shop.address("scores"), mode="append")
+        nightly = {
+            sink: job(tmp_path / sink, [first], deliver=[how], on_new_files="append")
+            for sink, first, how in (("all", 7, shop.address("scores")), ("one", 1, to))
+        }
+        for number, sql in enumerate(("INSERT INTO scores (id) VALUES (90)", "DELETE FROM scores WHERE id = 7"), 1):
+            nightly["one"].run()
+            job(tmp_path / "all", [7 + number])
+            nightly["all"].run()
+            ran(shop, server, tmp_path, sql)
+            kept = "CREATE TABLE kept AS SELECT * FROM gristmill_marks"
+            ran(shop, server, tmp_path, "DROP TABLE IF EXISTS kept", kept)
+            job(tmp_path / "one", [1 + number])
+            assert nightly["one"].run().deliveries[-1].rows == 1 + number
+        ran(shop, server, tmp_path, "DELETE FROM gristmill_marks", "INSERT INTO gristmill_marks SELECT * FROM kept")
+        job(tmp_path / "one", [4])
+        with pytest.raises(gm.BadJob, match="and no mark of a delivery of this sink"):
+            nightly["one"].run()
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_a_table_that_another_makes_anew(mode: Any, shop: shops.Shop, kind: tuple[str, str], tmp_path: Path) -> None:

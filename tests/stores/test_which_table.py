@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,27 @@ def test_one_that_is_kept_and_delivered_to_later(base: tuple[shops.Shop, str], t
     assert night(shop, tmp_path, 5) == 1
 
 
+def test_one_that_is_made_anew_each_night(
+    base: tuple[shops.Shop, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves a few marks of those that are gone, which may be put back, and all of those that are there."""
+    monkeypatch.setattr("gristmill.stores.tablemarks._REMEMBERED", 2, raising=False)
+    shop, server = base
+    for sink, first in (("other", 90), ("one", 1)):
+        night(shop, tmp_path / sink, first)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO second")
+    for new in range(2, 7):
+        ran(shop, server, tmp_path, "DROP TABLE IF EXISTS scores")
+        assert night(shop, tmp_path / "one", new) == new
+    few = "CREATE TABLE few (n INTEGER CHECK (n = 5))", "INSERT INTO few SELECT count(*) FROM gristmill_marks"
+    ran(shop, server, tmp_path, *few)
+    assert [night(shop, tmp_path / "other", 91, name="second"), night(shop, tmp_path / "one", 7, name="second")] == [
+        1,
+        6,
+    ]
+    once(shop, "second", [*range(1, 8), 90, 91])
+
+
 def test_two_that_swap_their_names(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
     """Each keeps its own marks, those of other sinks among them, whichever is delivered to first."""
     shop, server = base
@@ -170,6 +192,31 @@ def test_one_of_others_that_is_renamed(base: tuple[shops.Shop, str], tmp_path: P
     assert night(shop, tmp_path, 4) == 2
 
 
+def test_one_of_others_that_is_renamed_and_moved(base: tuple[shops.Shop, str], tmp_path: Path) -> None:
+    """To another file, or with all of its schema to another server: no receipt names that one, but its marks are there.
+    Where it is told that the table is another one than the one that is gone, all rows come.
+    """
+    shop, server = base
+    moved = shop.address("second").replace("/shop.", "/moved.")
+    if shop.name != "postgresql":
+        ran(shop, server, tmp_path, BY_A_SCRIPT[shop.name])
+    night(shop, tmp_path, 1, 2)
+    ran(shop, server, tmp_path, "ALTER TABLE scores RENAME TO second")
+    if shop.name == "postgresql":
+        ran(shop, server, tmp_path, *copied("second"), *copied("gristmill_marks"))
+    else:
+        (tmp_path / f"shop.{shop.name}").rename(tmp_path / f"moved.{shop.name}")
+    nightly = job(tmp_path, [3], on_new_files="append", deliver=[gm.to(moved, mode="append")])
+    with pytest.raises(gm.BadJob, match=r"delivered to a table scores of .*, which is not there any more: if this is"):
+        nightly.run()
+    if shop.name == "postgresql":
+        night(shop, tmp_path, 4, name="third")
+        ran(shop, server, tmp_path, "DROP TABLE third", BY_A_SCRIPT[shop.name].replace("scores", "fourth"))
+        ran(shop, server, tmp_path, "DELETE FROM gristmill_marks WHERE target = 'scores'")
+        ran(shop, server, tmp_path, "INSERT INTO fourth (id) VALUES (9)")
+        assert night(shop, tmp_path, 5, name="fourth") == 5
+
+
 def test_one_of_postgres_in_another_schema(postgres: str, tmp_path: Path) -> None:
     """To which it was moved: its marks follow, and none stays behind."""
     with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
@@ -208,6 +255,59 @@ def test_one_of_postgres_whose_marks_stay_behind(postgres: str, tmp_path: Path) 
                 job(tmp_path, [3], on_new_files="append", deliver=[moved]).run()
         finally:
             ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
+@contextmanager
+def others(shop: shops.Shop, server: str, columns: str, *statements: str) -> Iterator[None]:
+    """A schema of others with a table of the name of marks, and an open transaction that changes it."""
+    import psycopg
+
+    schema = shop.address("scores").partition("#")[2].partition(".")[0]
+    with psycopg.connect(server, autocommit=True) as db:
+        db.execute(f"CREATE SCHEMA {schema}_others")
+        db.execute(f"CREATE TABLE {schema}_others.gristmill_marks ({columns})")
+        try:
+            with db.transaction():
+                for sql in statements:
+                    db.execute(f"SET LOCAL search_path = {schema}_others")
+                    db.execute(sql)
+                yield
+        finally:
+            db.execute(f"DROP SCHEMA {schema}_others CASCADE")
+
+
+def test_marks_of_others_in_postgres(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are theirs: that they are locked, dropped, or something else of the name keeps nobody elsewhere from his rows."""
+    monkeypatch.setattr("gristmill.stores.pgtable._WAITS", "50ms")
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1)
+        dropped = ("target text, which text, sink text, body text", "DROP TABLE gristmill_marks")
+        with others(shop, postgres, *dropped), gm.lookup(shop.address("scores"), "id") as lookup:
+            assert lookup.get(1)["y"] == 1
+            assert night(shop, tmp_path, 2) == 1
+        ran(shop, postgres, tmp_path, BY_A_SCRIPT[shop.name].replace("scores", "second"))
+        with others(shop, postgres, *dropped):
+            with gm.lookup(shop.address("second"), "id") as lookup:  # which has no marks yet, here at least
+                assert lookup.get_many([1]) == [None]
+            with pytest.raises(gm.GristmillError, match=r"_others\.gristmill_marks is locked by others, and marks of"):
+                night(shop, tmp_path, 3, name="second")
+        with others(shop, postgres, "which bytea"):
+            assert night(shop, tmp_path, 4, name="second") == 4
+
+
+def test_another_table_of_postgres_that_is_not_there(postgres: str, tmp_path: Path) -> None:
+    """Is told as what it is: it is not the one that was to be looked at."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1)
+        body = "'BEGIN RETURN QUERY SELECT * FROM nowhere; END'"
+        made = f"CREATE FUNCTION gone() RETURNS SETOF scores LANGUAGE plpgsql AS {body}"
+        ran(shop, postgres, tmp_path, made, "CREATE VIEW second AS SELECT * FROM gone()")
+        for name, error, why in (
+            ("second", gm.GristmillError, 'relation "nowhere" does not exist'),
+            ("third", gm.BadSource, "has no such table: deliver"),
+        ):
+            with gm.lookup(shop.address(name), "id") as lookup, pytest.raises(error, match=why):
+                lookup.get(1)
 
 
 def test_one_of_postgres_that_gets_the_name_meanwhile(postgres: str, tmp_path: Path) -> None:

@@ -90,12 +90,13 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     of others were to go, `index` a digest of the indices that were asked for, `schema` the Arrow schema
     (`commit.generation.encode_schema`), by which `lookup` gives back the values as they were, `columns` the same with
     those that only rows of earlier deliveries, or of others, have (empty: there are none), `unmarked` whether rows were
-    there, when these came, that no mark told of, and of which sink they were is not known since. `table` tells which
-    table the rows came to, where a database says so (see `sql.Which`), and where not, `past` is a mark of one whose
-    name a delivery has found at another one since. `home` is the folder of a sink that is this store (empty: it is not,
-    or that was not noted). A `doubtful` mark may be of rows that are not there any more, as what would tell is gone.
-    `at` is for people: clocks differ. Of the marks of several sinks the one with the greatest `turn` is the latest,
-    where a store does not keep them in order (0: that was not noted).
+    there, when these came, that no mark told of, and of which sink they were is not known since. `replaced` are the
+    sinks whose rows went when this one's took the place of all: the generation and `at` of their last marks. `table`
+    tells which table the rows came to, where a database says so (see `sql.Which`), and where not, `past` is a mark of
+    one whose name a delivery has found at another one since. `home` is the folder of a sink that is this store (empty:
+    it is not, or that was not noted). A `doubtful` mark may be of rows that are not there any more, as what would tell
+    is gone. `at` is for people: clocks differ. Of the marks of several sinks the one with the greatest `turn` is the
+    latest, where a store does not keep them in order (0: that was not noted).
     """
 
     sink: str
@@ -120,6 +121,7 @@ class Mark(Document, what="mark of a delivery", sealed=False):
     table: str = ""
     past: bool = False
     home: str = ""
+    replaced: tuple[tuple[str, int, str], ...] = ()
 
     @property
     def held(self) -> str:
@@ -258,15 +260,22 @@ class Unmarked(Protocol):
 class Counted(Unmarked, Protocol):
     """A Store that is one of several tables in one place, with marks of all deliveries beside them."""
 
-    def untold(self, sink: str) -> int:
-        """Rows that readers see, where there is no mark of this sink, and others' marks do not tell of just as many:
-        marks of before its delivery were restored, say.
+    def untold(self, sink: str, last: tuple[int, str]) -> int:
+        """Rows that readers see, where there is no mark of this sink, and others' marks tell neither that its rows, the
+        `last` ones of this generation and time, were replaced, nor of just as many: marks of before its delivery were
+        restored, say.
         """
         ...
 
     def was(self, name: str) -> bool:
         """Whether this may be the table that an address of the same place names, under another name: that one is gone,
         and what would tell is not known.
+        """
+        ...
+
+    def astray(self, sink: str) -> tuple[str, Mark] | None:
+        """A mark of this sink's deliveries to a table that is gone, with its name, if this may be that one: marks go
+        with their tables to another file or server, where receipts name none of these.
         """
         ...
 

@@ -80,8 +80,10 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
     found = [receipt for g in reversed(members) for receipt in receipts(g) if receipt.rows]
     last = next((receipt for receipt in found if is_of(receipt, delivery.place)), None)
     if last is None:
-        return _renamed(delivery.place, found, store, shown)
-    rows = store.unmarked() or (store.untold(result.sink.name) if isinstance(store, Counted) else 0)
+        return _renamed(delivery.place, result.sink.name, found, store, shown)
+    rows = store.unmarked()
+    if not rows and isinstance(store, Counted):
+        rows = store.untold(result.sink.name, (last.generation, last.at))
     if not rows:
         return None
     dropped = f", or {MARKS} was dropped or restored" if delivery.place.store in _DATABASES else ""
@@ -92,18 +94,22 @@ def _unmarked(delivery: Delivery, result: Result, store: Store, shown: str) -> s
     )
 
 
-def _renamed(place: Place, found: Iterable[Delivered], store: Store, shown: str) -> str | None:
+def _renamed(place: Place, sink: str, found: Iterable[Delivered], store: Store, shown: str) -> str | None:
     """What is wrong with a table that has rows without marks, if it may be one of the same database to which some were
-    delivered; None if nothing is.
+    delivered, as receipts or its marks tell; None if nothing is.
     """
     if not isinstance(store, Counted) or not (rows := store.unmarked()):
         return None
     gone = (receipt for receipt in found if (name := _beside(receipt.to, place)) and store.was(name))
-    if (last := next(gone, None)) is None:
+    if (last := next(gone, None)) is not None:
+        number, to, at = last.generation, last.to, last.at
+    elif (astray := store.astray(sink)) is not None:
+        number, to, at = astray[1].generation, f"a table {astray[0]} of this database", astray[1].at
+    else:
         return None
     return (
-        f"{shown}: holds {rows:,} rows, and no mark of a delivery beside them; generation {last.generation} was "
-        f"delivered to {last.to} at {last.at}, which is not there any more: if this is that table under another name, "
+        f"{shown}: holds {rows:,} rows, and no mark of a delivery beside them; generation {number} was "
+        f"delivered to {to} at {at}, which is not there any more: if this is that table under another name, "
         f"its rows are there, {_NOT_TWICE}: give it the name that it had, {_WAYS}"
     )
 

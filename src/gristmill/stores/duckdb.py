@@ -62,7 +62,7 @@ from gristmill.stores.sql import (
     witness,
     witnessed,
 )
-from gristmill.stores.tablemarks import marks_of
+from gristmill.stores.tablemarks import last_mark
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 
@@ -510,7 +510,7 @@ class FileReader:
                 table, transaction = f"{quoted(schema)}.{quoted(name)}", Transaction(connection, schema, place.shown)
                 if not transaction.columns(table):
                     raise BadSource(f"{place.shown}: has no such table: deliver a result there first")
-                yield connection, table, marks_of(transaction, _which(transaction, schema, name), place.shown).last
+                yield connection, table, last_mark(transaction, _which(transaction, schema, name), place.shown)
             except duckdb.Error as e:
                 _refuse_damaged(place, e)
                 raise StoreUnavailable(f"{place.shown}: DuckDB says: {place.words(e)}") from e

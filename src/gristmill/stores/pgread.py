@@ -25,7 +25,7 @@ from gristmill.stores.lookup import as_delivered, asked, covering, keyed, refuse
 from gristmill.stores.pgsession import Transaction, base, connected, schema_of
 from gristmill.stores.pgtimes import read_far
 from gristmill.stores.sql import MARKS, quoted
-from gristmill.stores.tablemarks import marks_of
+from gristmill.stores.tablemarks import last_mark
 from gristmill.stores.vectors import columns_in, searched
 from gristmill.values import dataclass
 
@@ -125,20 +125,31 @@ class ServerReader:
                         if self._finds:
                             session.run(self._finds)
                         return what(session)
-                except psycopg.errors.UndefinedTable:
-                    raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
                 except psycopg.DataError as e:
                     raise BadKey(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
                 except psycopg.Error as e:
+                    if isinstance(e, undefined := psycopg.errors.UndefinedTable):
+                        self._refuse_gone()
                     self._drop()
-                    if attempt or fresh or not isinstance(e, psycopg.OperationalError):  # else the server was restarted
+                    again = (psycopg.OperationalError, undefined)  # the server was restarted; marks were dropped
+                    if attempt or fresh or not isinstance(e, again):
                         raise StoreUnavailable(f"{self._place.shown}: Postgres says: {self._place.words(e)}") from e
         raise AssertionError("unreachable")
 
+    def _refuse_gone(self) -> None:
+        """Raises BadSource if it is the table that is not there, and not that of marks."""
+        with self._connection.transaction():
+            found = Transaction(self._connection, self._place.shown).run("SELECT to_regclass(?)", self._table)
+        if found[0][0] is None:
+            raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first") from None
+
+    @property
+    def _table(self) -> str:
+        return ".".join(quoted(name) for name in self._place.name.split("."))
+
     def _there(self, session: Transaction) -> There:
         schema, _, name = self._place.name.rpartition(".")
-        before = f"{quoted(schema)}." if schema else ""
-        table = f"{before}{quoted(name)}"
+        table = self._table
         # Before the snapshot is taken: no other table gets this name until the transaction is over.
         session.run(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
         mark = self._mark(session, schema or schema_of(session, name), name)
@@ -200,7 +211,7 @@ class ServerReader:
     def _mark(self, session: Transaction, schema: str, table: str) -> Mark | None:
         marks, shown = f"{quoted(schema)}.{quoted(MARKS)}", self._place.shown
         pgtable.refuse_rights(session, marks, ("SELECT",), f"{shown}: {MARKS} tells how rows were delivered")
-        return marks_of(session, pgtable.which(session, schema, table), shown).last
+        return last_mark(session, pgtable.which(session, schema, table, shown, reads=True), shown)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.stores.contract import STAGED, Load
+from gristmill.stores.contract import STAGED, Load, StoreUnavailable
 from gristmill.stores.references import Reference
 from gristmill.stores.sql import MARKS, Session, Which, quoted, refuse_view
 
@@ -95,15 +95,17 @@ WHERE a.attrelid = to_regclass(?) AND a.attname = ? AND (
 _PLACES = """
 SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relname = ? AND c.relkind = 'r' AND n.nspname <> ? AND has_schema_privilege(n.oid, 'USAGE')
-    AND has_table_privilege(c.oid, 'SELECT')
-    AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'which') ORDER BY c.oid
+    AND has_table_privilege(c.oid, 'SELECT') AND 4 = (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = c.oid
+        AND a.attname IN ('target', 'which', 'sink', 'body') AND a.atttypid = 'text'::regtype) ORDER BY c.oid
 """
+_HAS = "SELECT 1 FROM {} WHERE which LIKE ? LIMIT 1"
+_WAITS = "1s"  # how long a delivery waits for whoever has locked the marks of another schema
 
 
-def which(session: Session, schema: str, table: str) -> Which:
+def which(session: Session, schema: str, table: str, shown: str, *, reads: bool = False) -> Which:
     """By their numbers in the catalog, and by whose that is: on another server, to which all was restored, the same
     ones may be those of other tables. Those of views do not count, whose rows are elsewhere. A table that was moved to
-    this schema has left its marks in another one.
+    this schema has left its marks in another one: that is looked for where none are beside it.
     """
     marks, target = (f"{quoted(schema)}.{quoted(name)}" for name in (MARKS, table))
 
@@ -121,11 +123,36 @@ def which(session: Session, schema: str, table: str) -> Which:
     found = session.run(sql, marks, target) if at else []
     if not found:
         return Which(table, "", (marks,), elsewhere)
-    now, number = " ".join([*map(str, found[0]), *at]), found[0][0]
-    left = [row[0] for row in session.run(_PLACES, MARKS, schema)]
-    some = "SELECT 1 FROM {} WHERE which LIKE ? LIMIT 1"
-    left = [place for place in left if session.run(some.format(place), f"{number} %")]
+    now, own = " ".join([*map(str, found[0]), *at]), f"{found[0][0]} %"
+    left: list[str] = []
+    if found[0][1] is None or not session.run(_HAS.format(marks), own):
+        left = [row[0] for row in session.run(_PLACES, MARKS, schema)]
+    left = [place for place in left if _left(session, place, own, shown, reads=reads)]
     return Which(table, now, (marks, *left), elsewhere)
+
+
+def _left(session: Session, place: str, own: str, shown: str, *, reads: bool) -> bool:
+    """Whether marks of a table were left in another schema. That others drop or lock theirs is no matter of whoever
+    reads; a delivery does not go on without marks that may be there. Raises StoreUnavailable.
+    """
+    from psycopg import errors
+
+    session.run("SAVEPOINT gristmill")
+    try:
+        if not reads:
+            session.run(f"SET LOCAL lock_timeout = '{_WAITS}'")
+        session.run(f"LOCK TABLE {place} IN ACCESS SHARE MODE{' NOWAIT' * reads}")
+        return bool(session.run(_HAS.format(place), own))
+    except (errors.UndefinedTable, errors.InvalidSchemaName):
+        return False
+    except errors.LockNotAvailable as e:
+        if reads:
+            return False
+        why = "locked by others, and marks of this table may be there: none are beside it"
+        raise StoreUnavailable(f"{shown}: {place} is {why}") from e
+    finally:
+        session.run("ROLLBACK TO SAVEPOINT gristmill")
+        session.run("RELEASE SAVEPOINT gristmill")
 
 
 def hangs(session: Session, table: str) -> bool:

@@ -157,7 +157,7 @@ class Server:
         return self.table(self._table)
 
     def which(self, session: Session) -> Which:
-        return pgtable.which(session, self._schema, self._table)
+        return pgtable.which(session, self._schema, self._table, self._place.shown)
 
     def keep(self, session: Session, load: Load) -> None:
         """By the lock that the switch takes; else by one that any query takes, which needs no rights but to read."""

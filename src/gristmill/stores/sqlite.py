@@ -65,7 +65,7 @@ from gristmill.stores.sql import (
     witness,
     witnessed,
 )
-from gristmill.stores.tablemarks import marks_of
+from gristmill.stores.tablemarks import last_mark
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
 from gristmill.values import dataclass
@@ -616,7 +616,7 @@ class FileReader:
         names = list(transaction.columns(table))
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
-        mark = marks_of(transaction, _which(transaction, self._place.name), self._place.shown).last
+        mark = last_mark(transaction, _which(transaction, self._place.name), self._place.shown)
         schema = decode_schema(mark.held) if mark is not None else pa.schema([])
         return There(table, names, mark, schema, self._place.shown)
 

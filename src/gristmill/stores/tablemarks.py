@@ -12,6 +12,8 @@ from gristmill.stores.contract import Mark
 from gristmill.stores.sql import Session, Which
 from gristmill.values import dataclass
 
+_REMEMBERED = 8  # tables that had a name and are gone: they may be put back
+
 
 @dataclass(frozen=True)
 class Row:
@@ -97,11 +99,12 @@ class Marks:
             return 0
         return count()
 
-    def untold(self, sink: str, count: Callable[[], int]) -> int:
-        """How many rows there are, if others' marks do not tell of just as many, and none is there of this sink: it is
-        not known then whether it has some.
+    def untold(self, sink: str, last: tuple[int, str], count: Callable[[], int]) -> int:
+        """How many rows there are, if none of the marks is of this sink, and others' tell neither that its `last` rows
+        were replaced nor of just as many: it is not known then whether it has some.
         """
-        if sink in _latest((*self.counted, *self.named)):
+        gone = [(number, at) for mark in self.held for of, number, at in mark.replaced if of == sink]
+        if sink in _latest((*self.counted, *self.named)) or any(last == one or last[0] < one[0] for one in gone):
             return 0
         told = [mark.rows if mark.mode == "replace" or mark.delete else mark.total for mark in self.held]
         known, rows = sum(number or 0 for number in told), count()
@@ -112,7 +115,7 @@ class Marks:
         with the rows of others (`whole`) their marks go, else they are those of the table as well.
         """
         counted = () if made else self.counted
-        gone, new = list(counted), [mark]
+        gone, new = list(counted), [self._replacing(mark, counted, whole)]
         if not whole:
             beside = (replace(m, past=False) for s, m in _latest(counted).items() if s != mark.sink)
             new += [replace(m, table=now, doubtful=m.doubtful or lacking) for m in beside]
@@ -122,12 +125,27 @@ class Marks:
             gone += past
             kept = () if whole and not made else past
             new += [replace(row.mark, past=True) for row in kept if row.mark.table or row.mark.sink not in known]
-        for row in gone:
+        for row in (*gone, *self._forgotten(mark.sink, counted)):
             row.removed(session)
         for one in new:
             row = Row(self.there.places[0], self.there.name, one.table, one)
             row.removed(session)
             row.added(session)
+
+    def _forgotten(self, sink: str, counted: Iterable[Row]) -> Iterable[Row]:
+        """A sink's marks of tables that had this name long ago, and are nowhere now: a job may make one each night."""
+        told = [row for row in self.named if row.mark.sink == sink and row.mark.table and row not in counted]
+        older = sorted(told, key=lambda row: _when(row.mark))[:-_REMEMBERED]
+        return [row for row in older if not self.there.elsewhere(row.mark.table)]
+
+    @staticmethod
+    def _replacing(mark: Mark, counted: Iterable[Row], whole: bool) -> Mark:
+        """A mark with the sinks whose rows were replaced since the table was made."""
+        gone: dict[str, tuple[str, int, str]] = {}
+        for sink, known in sorted(_latest(counted).items(), key=lambda found: _when(found[1])):
+            if whole or sink == mark.sink:
+                gone.update({one[0]: one for one in (*known.replaced, (sink, known.generation, known.at))})
+        return replace(mark, replaced=tuple(one for one in gone.values() if one[0] != mark.sink))
 
 
 def marks_of(session: Session, there: Which, shown: str) -> Marks:
@@ -144,14 +162,38 @@ def marks_of(session: Session, there: Which, shown: str) -> Marks:
     return Marks(there, group if by_name or restored else (), loose, named, certain=False, restored=restored)
 
 
-def _rows(session: Session, there: Which, shown: str) -> Iterable[Row]:
-    """Those of the table, and beside it those of its name."""
-    beside, *others = there.places
-    own = (f"{there.now.split()[0]} %",) if there.now else ()
-    asked = [(beside, " OR ".join(("target = ?", *("which LIKE ?",) * len(own))), (there.name, *own))]
-    for at, where, values in (*asked, *((other, "which LIKE ?", own) for other in others)):
-        if session.columns(at):
-            for target, which, body in session.run(f"SELECT target, which, body FROM {at} WHERE {where}", *values):
+def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Iterable[Row]:
+    """A sink's marks beside the table that were written for other names, and may be of it, as nothing tells otherwise:
+    the numbers of tables say nothing of one that was restored.
+    """
+    if not session.columns(at := there.places[0]):
+        return
+    sql = f"SELECT target, which, body FROM {at} WHERE sink = ? AND target <> ?"
+    for target, which, body in session.run(sql, sink, there.name):
+        mark = Mark.load(body.encode(), shown)
+        another = there.now and mark.table and not _restored(mark, there.now)
+        if not another and not (mark.table and there.elsewhere(mark.table)):
+            yield Row(at, target, which, mark)
+
+
+def last_mark(session: Session, there: Which, shown: str) -> Mark | None:
+    """The mark of what was delivered last, for whoever looks rows up: those of others of the name, of which there may
+    be hundreds, are not read if the table has its own.
+    """
+    if own := [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]:
+        return Marks(there, own, (), (), certain=True, restored=False).last
+    return marks_of(session, there, shown).last
+
+
+def _rows(session: Session, there: Which, shown: str, *, named: bool = True) -> Iterable[Row]:
+    """Those of the table, and beside it those of its name, if these are `named`."""
+    for number, at in enumerate(there.places):
+        asked = {"target = ?": there.name} if named and not number else {}
+        if there.now:
+            asked["which LIKE ?"] = f"{there.now.split()[0]} %"
+        if asked and session.columns(at):
+            sql = f"SELECT target, which, body FROM {at} WHERE {' OR '.join(asked)}"
+            for target, which, body in session.run(sql, *asked.values()):
                 yield Row(at, target, which, Mark.load(body.encode(), shown))
 
 

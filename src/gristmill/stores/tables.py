@@ -28,7 +28,7 @@ from gristmill.stores.sql import (
     merged,
     quoted,
 )
-from gristmill.stores.tablemarks import Marks, marks_of
+from gristmill.stores.tablemarks import Marks, marks_astray, marks_of
 
 _OURS = {
     MARKS: "(target TEXT NOT NULL, which TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, "
@@ -181,11 +181,11 @@ class Tables:
             there = session.columns(self._db.target())
             return self._marks(session).unmarked(self._count(session)) if there else 0
 
-    def untold(self, sink: str) -> int:
+    def untold(self, sink: str, last: tuple[int, str]) -> int:
         """See Counted."""
         with self._db.session(write=False) as session:
             there = session.columns(self._db.target())
-            return self._marks(session).untold(sink, self._count(session)) if there else 0
+            return self._marks(session).untold(sink, last, self._count(session)) if there else 0
 
     def was(self, name: str) -> bool:
         """See Counted. A table that tells which it is has its marks, but for those in schemas that may not be read."""
@@ -194,6 +194,15 @@ class Tables:
             if self._db.which(session).now and not moved:
                 return False
             return not session.columns(self._db.named(session, name))
+
+    def astray(self, sink: str) -> tuple[str, Mark] | None:
+        """See Counted."""
+        schema, dot, _ = self._place.name.rpartition(".")
+        with self._db.session(write=False) as session:
+            for row in marks_astray(session, self._db.which(session), sink, self._place.shown):
+                if not session.columns(self._db.named(session, f"{schema}{dot}{row.target}")):
+                    return row.target, row.mark
+        return None
 
     # ------------------------------------------------ the atomic step
 
