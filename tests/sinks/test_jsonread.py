@@ -240,3 +240,13 @@ def test_a_process_that_read_json_lines_ends_well(tmp_path: Path, read: str) -> 
     for _ in range(4):
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_the_first_and_last_nanoseconds_of_the_range(tmp_path: Path, zone: str | None) -> None:
+    """pandas' Timestamp.min among them, which Arrow's own parser takes for out of range."""
+    values = [-(2**63) + 1, -9223372036854775000, None, 0, 2**63 - 1]
+    rows = pa.table({"t": pa.array(values, pa.timestamp("ns", zone))})
+    gm.apply(rows, str(tmp_path / "out"), fn=lambda batch: {"k": [1] * len(batch["t"])}, keep=["t"], format="jsonl",
+             workers=0)  # fmt: skip
+    assert gm.read(tmp_path / "out").to_table()["t"].cast(pa.int64()).to_pylist() == values

@@ -223,10 +223,27 @@ def _leaf(values: pa.Array, kind: pa.DataType) -> pa.Array:
         day = pc.binary_join_element_wise(pa.scalar("1970-01-01T"), values, pa.scalar(""))
         return day.cast(pa.timestamp(kind.unit)).cast(kind)
     if t.is_timestamp(kind) and kind.tz:
+        if kind.unit == "ns":
+            return _nanoseconds(pc.utf8_rtrim(values, "Z")).cast(kind)
         return values.cast(pa.timestamp(kind.unit, "UTC")).cast(kind)
     if t.is_binary(kind) or t.is_large_binary(kind) or t.is_fixed_size_binary(kind):
         return pa.array([None if v is None else base64.b64decode(v) for v in values.to_pylist()], kind)
+    if t.is_timestamp(kind) and kind.unit == "ns":
+        return _nanoseconds(values)
     return values.cast(kind)
+
+
+def _nanoseconds(values: pa.Array) -> pa.Array:
+    """Times from text. Arrow takes none of the first second of the range, in which pandas' Timestamp.min is; numpy
+    does.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.timestamp("ns"))
+    except pa.ArrowInvalid:
+        return pa.array(np.array(values.to_pylist(), dtype="datetime64[ns]"))
 
 
 # ---------------------------------------------------------------- NaN and infinity, which JSON lacks
