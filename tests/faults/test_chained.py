@@ -377,3 +377,28 @@ def test_records_that_may_not_be_read(
     assert ids == list(range(30))
     (note,) = report.notes
     assert note.startswith(f"{where}/_gristmill: may not be read (") and note.endswith("g1.parquet and 2 more")
+
+
+def test_what_lists_the_vectors_of_a_sink_is_no_row_of_it(tmp_path: Path) -> None:
+    """A pattern for what stands beside them matches it as well; a table of the user's of that name is one."""
+
+    def vectors(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"v": [[1.0, 2.0]] * len(batch["id"])}
+
+    def night(pattern: str) -> list[int]:
+        rows = gm.apply(f"{tmp_path}/{pattern}", fn=lambda batch: {"n": batch["id"]}, keep=["id"], workers=0)
+        return sorted(rows["id"].to_pylist())
+
+    ids = pa.table({"id": range(10), "k": [0, 1] * 5})
+    model = gm.model(vectors, returns={"v": "float32[2]"})
+    for name, by in (("o", []), ("p", ["k"])):
+        sink = gm.sink(str(tmp_path / name), keep=["id"], format="npy", partition_by=by)
+        gm.Job(ids, model, sink, workers=0).run()
+        assert (tmp_path / name / "manifest.parquet").exists()
+        assert night(f"{name}/**/*.parquet") == list(range(10))
+    assert night("o/*.parquet") == list(range(10))
+    with pytest.raises(gm.BadSource, match=r"manifest\.parquet: lists which vectors .*p/\*\*/\*\.ids\.parquet"):
+        night("p/*.parquet")
+    (tmp_path / "own").mkdir()
+    pq.write_table(ids, tmp_path / "own" / "manifest.parquet")
+    assert night("own/*.parquet") == list(range(10))

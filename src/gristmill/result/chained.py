@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
+from gristmill.commit.publish import MANIFEST
 from gristmill.errors import BadSource, RunFailed
 from gristmill.files.disk import META, join
 from gristmill.result.parts import Folder, Part, layer, sinks_of
@@ -154,9 +156,27 @@ def published_alone(fs: Storage, listed: Sequence[SourceFile], links: Mapping[st
         sinks = {folder: sink for folder, sink in known.items() if sink is not None and not sink.denied}
         hollow = [_hollow(fs, path) for path in fs.hollow]
         chained = Chained([], {}, sinks, [], [], {}, {}, hollow)
+        lists = [file.path for file in listed if _lists_vectors(fs, file.path)]
         for file in listed:
-            chained.add(file, parts.get(file.path), known)
+            if file.path not in lists:
+                chained.add(file, parts.get(file.path), known)
+    if lists and len(lists) == len(listed):
+        raise BadSource(
+            f"{lists[0]}: lists which vectors are of which input, and has no rows; what stands beside the vectors is "
+            f"in {lists[0].removesuffix(MANIFEST)}**/*.ids.parquet"
+        )
     return chained
+
+
+def _lists_vectors(fs: Storage, path: str) -> bool:
+    """Whether it is the file in which a sink without tables lists its vectors: no rows, though it is a table."""
+    if path.partition("::")[0].rpartition("/")[2] != MANIFEST:
+        return False
+    mount = fs.mount(path)
+    inner = mount.inner(path) if mount.prefix else os.path.abspath(path).replace(os.sep, "/")
+    start = inner.removesuffix(MANIFEST)
+    sink = Published.at(mount, layer(mount, start), start)
+    return sink is not None and MANIFEST in sink.sizes
 
 
 def _hollow(fs: Storage, path: str) -> Published:
