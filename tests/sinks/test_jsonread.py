@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -159,18 +160,39 @@ def test_fault_52_long_rows_and_many_blocks(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_fault_52_what_json_cannot_hold_is_told_at_the_start(tmp_path: Path) -> None:
-    """Intervals are refused before anything is written; a year that ISO cannot write stops the run."""
+    """Intervals are refused before anything is written; rows of years that ISO cannot write are dead letters."""
     months = pa.array([(1, 2, 3)] * 3, pa.month_day_nano_interval())
     sink = gm.sink(str(tmp_path / "out"), format="jsonl")
     with pytest.raises(gm.BadJob, match="'y' is month_day_nano_interval, and a jsonl sink cannot hold"):
         gm.Job(
             EVERYTHING, gm.model(lambda b: {"y": months.slice(0, b.num_rows)}, batch_format="arrow"), sink, workers=0
         ).run()
-    far = pa.array([10**13] * 3, pa.timestamp("s"))
-    with pytest.raises(gm.GristmillError, match="after 9999"):
-        gm.Job(
-            EVERYTHING, gm.model(lambda b: {"y": far.slice(0, b.num_rows)}, batch_format="arrow"), sink, workers=0
-        ).run()
+
+
+_FAR = [
+    pa.array([0, 10**13, None], pa.timestamp("s")),
+    pa.array([0, 2_932_897 * 86_400_000, -719_162 * 86_400_000], pa.timestamp("ms", "UTC")),
+    pa.array([0, -719_162 * 86_400_000_000 - 1, None], pa.timestamp("us")),  # the last moment before the year 1
+    pa.array([0, 2_932_897, 2_932_896], pa.date32()),
+    pa.array([[{"at": 1}], [{"at": -62_135_596_801_000}], [None]], pa.list_(pa.struct({"at": pa.timestamp("ms")}))),
+    pa.array([[("k", 0)], [("k", 10**13)], None], pa.map_(pa.string(), pa.timestamp("s"))),
+    pa.array([0, 10**13, None], pa.timestamp("s")).dictionary_encode(),
+]
+
+
+@pytest.mark.parametrize("made", _FAR, ids=lambda made: str(made.type).split("<")[0] + str(made.type)[-6:])
+def test_a_year_that_iso_cannot_write_is_a_dead_letter(tmp_path: Path, made: pa.Array) -> None:
+    """Rows with a time before the year 1 or after 9999, at any depth, are told of; the rows beside them are written."""
+    model = gm.model(lambda b: {"y": made.take(pc.bit_wise_and(b["i"], 1))}, batch_format="arrow")
+    source = pa.table({"i": range(6)})
+    sink = gm.sink(str(tmp_path / "out"), format="jsonl", keep=["i"])
+    report = gm.Job(source, model, sink, workers=0, gates={"min_ok": 0.5}).run()
+    assert (report.rows_ok, report.rows_dead) == (3, 3)
+    assert "YearBeyond" in str(report.errors)
+    read = gm.read(str(tmp_path / "out")).to_table()
+    assert read["i"].to_pylist() == [0, 2, 4]
+    plain = made.dictionary_decode() if pa.types.is_dictionary(made.type) else made
+    assert read["y"].to_pylist() == [plain[0].as_py()] * 3
 
 
 # ---------------------------------------------------------------- partition keys

@@ -16,6 +16,7 @@ from gristmill.job.formatoptions import known
 from gristmill.sinks.contract import Role, WorkFile, Writer
 from gristmill.sinks.jsonsizes import MOST, too_long
 from gristmill.sinks.jsontext import json_lines
+from gristmill.sinks.jsonyears import BEYOND, beyond_calendar
 from gristmill.sinks.workfile import Guarded
 
 if TYPE_CHECKING:
@@ -58,9 +59,10 @@ class JsonlSink:
         return stored(rows.schema)
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-        """Rows with text that is not UTF-8, which no reader of JSON takes, and rows that are too long for one."""
+        """Rows that no reader of JSON takes: text that is not UTF-8, years that ISO 8601 cannot write, too long lines."""
         long = f"as JSON it takes more than {MOST:,} bytes, which no line can have: use parquet, or leave a column out"
         found = dict.fromkeys(too_long(rows), ("TooLong", long))
+        found |= dict.fromkeys(beyond_calendar(rows), ("YearBeyond", f"it holds a date or time {BEYOND}"))
         wrong = ("NotText", "it holds text that is not valid UTF-8, which JSON cannot hold")
         return found | dict.fromkeys(not_text(rows), wrong)
 

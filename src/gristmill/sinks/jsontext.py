@@ -13,13 +13,12 @@ from gristmill.arrow.casts import entries, lossless
 from gristmill.arrow.schemas import is_string, plain
 from gristmill.errors import BadOutput
 from gristmill.sinks import jsonsizes
+from gristmill.sinks.jsonyears import BEYOND, is_beyond
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["json_lines", "json_texts"]
-
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # from 1970: the first of the year 1, the last of 9999
 
 _SLICE_BYTES = 96 << 20  # of text, at most, made at once
 _SLICE_ROWS = 1 << 16
@@ -132,7 +131,7 @@ def _text(values: pa.Array) -> pa.Array:
     elif t.is_string(kind) or t.is_large_string(kind):
         text = _quoted(values.cast(pa.string()))
     elif t.is_date(kind):
-        _check_years(values.cast(pa.date32()).cast(pa.int32()))
+        _check_years(values)
         text = _between('"', values.cast(pa.string()), '"')
     elif t.is_time(kind):
         text = _between('"', values.cast(pa.string()), '"')
@@ -176,23 +175,15 @@ def _time_text(values: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     zone = values.type.tz
-    if values.type.unit != "ns":
-        days = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}[values.type.unit]
-        _check_years(pc.divide(values.cast(pa.int64()), days))
+    _check_years(values)
     text = values.cast(pa.timestamp(values.type.unit)).cast(pa.string())
     text = pc.replace_substring(text, " ", "T", max_replacements=1)
     return _between('"', text, 'Z"' if zone else '"')
 
 
-def _check_years(days: pa.Array) -> None:
-    import pyarrow.compute as pc
-
-    least, most = (v.as_py() for v in pc.min_max(days).values())
-    if least is not None and not (least >= _FIRST_DAY and most <= _LAST_DAY):
-        raise BadOutput(
-            "a date or time is before the year 1 or after 9999, which JSON Lines cannot hold: use parquet, or change "
-            "it in a step"
-        )
+def _check_years(values: pa.Array) -> None:
+    if is_beyond(values):
+        raise BadOutput(f"a date or time is {BEYOND}")
 
 
 def _quoted(values: pa.Array) -> pa.Array:
