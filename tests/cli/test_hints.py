@@ -12,6 +12,7 @@ import pytest
 import gristmill as gm
 from gristmill.cli.app import main
 from gristmill.cli.flags import ways
+from gristmill.cli.job import run
 from gristmill.cli.sink import retry_dead
 from gristmill.errors import nearest
 
@@ -137,6 +138,8 @@ def test_a_way_out_beside_its_flag(
     assert main(["run", "job.yaml"]) == 3
     told = capsys.readouterr().err
     assert "(--min-ok 0.5, gates={'min_ok': 0.5})" in told and "for this command" not in told, told
+    typed = "column 'x' is int64 (types={'x': 'string'}, --set source.types.x=string, reads any)"
+    assert ways(typed, run.params) == ""
     without = "\n(for this command: gates= is --set gates.min_ok=…)"
     assert ways("lower the gate (--min-ok 0.5, gates={'min_ok': 0.5})", retry_dead.params) == without
 

@@ -457,3 +457,23 @@ def test_fault_40_a_terminal_20_columns_wide(numbers: str, quick: Path) -> None:
     drawn = [part for line in text.replace("\r\n", "\n").split("\n") for part in line.split("\r")]
     assert [part for part in drawn if len(part) > 20 and "gm.read(" not in part] == []
     oracles.nothing_lost_nothing_twice(str(quick / "out"), list(range(200)))
+
+
+def test_values_that_none_of_the_first_rows_had(tmp_path: Path) -> None:
+    """A post step whose column has no type by the first rows is told what gives it one, and that works."""
+    pq.write_table(pa.table({"k": range(200), "v": [None] * 150 + [1.5] * 50}), tmp_path / "in.parquet")
+
+    def doubled(batch: dict[str, np.ndarray]) -> dict[str, list[float | None]]:
+        return {"late": [None if np.isnan(v) else v * 2 for v in batch["v"]]}
+
+    def typed(batch: dict[str, np.ndarray]) -> dict[str, pa.Array]:
+        return {"late": pa.array(doubled(batch)["late"], pa.float64())}
+
+    made = gm.model(lambda b: {"y": b["k"]}), gm.sink(str(tmp_path / "out"))
+    options = {"workers": 0, "shard_rows": 50, "gates": gm.Gates(max_nulls=1)}
+    with pytest.raises(
+        gm.BadOutput, match=r"'late' has values, which none of the first rows had.*pa\.array\(values, pa"
+    ):
+        gm.Job(str(tmp_path / "in.parquet"), *made, post=[doubled], **options).run()
+    gm.Job(str(tmp_path / "in.parquet"), *made, post=[typed], **options).run(restart=True)
+    assert gm.read(str(tmp_path / "out")).to_table()["late"].to_pylist() == [None] * 150 + [3.0] * 50

@@ -129,6 +129,9 @@ def test_series_tensors_and_frames():
     torch = pytest.importorskip("torch")
     assert np.isnan(result(pd.DataFrame({"x": [1.0, np.nan, 3.0]}))["x"].to_numpy()[1])
     assert result(pd.Series([1, 2, 3]))["output"].to_pylist() == [1, 2, 3]
+    assert result({"x": pd.array([1, None, 3], dtype="Int64")})["x"].to_pylist() == [1, None, 3]
+    cut = result({"x": pd.cut(np.array([1, 5, 2]), [0, 3, 9], labels=["low", "high"])})
+    assert cut["x"].to_pylist() == ["low", "high", "low"]
     assert result(pl.DataFrame({"t": ["a", "b", "c"]})).schema == pa.schema({"t": pa.string()})
     assert result({"t": torch.ones(3, 2, dtype=torch.bfloat16)}).schema.field("t").type == pa.list_(pa.float32(), 2)
 

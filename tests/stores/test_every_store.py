@@ -216,7 +216,7 @@ def test_rows_that_went_missing(shop: Shop, tmp_path: Path, mode: str) -> None:
             ):
                 nightly.run()
         if mode == "append":
-            with pytest.raises(gm.RunFailed, match="would repeat the others"):
+            with pytest.raises(gm.BadJob, match="would repeat the others"):
                 gm.deliver(sink, made)
             return
         gm.deliver(sink, made) if command == "deliver" else nightly.run()

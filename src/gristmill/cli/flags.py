@@ -296,6 +296,6 @@ def ways(message: str, parameters: Sequence[click.Parameter]) -> str:
         inside = ".NAME" if Mapping in kinds else f".{one[1]}" if one else ""
         anyhow = f"--set {'.'.join(place)}{inside}=…" if "sets" in given else ""
         way = given.get(f"at_{section}__{name}") or own.get(name) or anyhow
-        if way and way.split("=")[0] not in message:
+        if way and way.split("=")[0] not in message and f"--set {'.'.join(place)}." not in message:
             told.append(f"{name}= is {way}")
     return f"\n(for this command: {', '.join(told)})" if told else ""

@@ -240,8 +240,8 @@ def _of_folders(before: str, now: str) -> list[str]:
     """How columns in folders' names came to have other types, which no option set."""
     old, new = json.loads(before), json.loads(now)
     return [
-        f"folders: {name}=… in their names was {old[name]}, is {new[name]}, judging by the names that exist now (01 is "
-        f"not how a number is written): a restart with types={{{name!r}: 'string'}} "
+        f"folders: {name}=… in their names was {old[name]}, is {new[name]}, judging by the names that exist now (a "
+        f"number is not written 01 or 09): a restart with types={{{name!r}: 'string'}} "
         f"(--set source.types.{name}=string) reads them as text, whichever appear later"
         for name in sorted(old.keys() & new.keys())
         if old[name] != new[name]

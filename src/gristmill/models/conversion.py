@@ -6,6 +6,7 @@ Shared by models and steps. One rule throughout: one value per row. Nothing is z
 from __future__ import annotations
 
 import json
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -524,6 +525,8 @@ class _Found:
         if self._size == 1:
             values = self._of_one(column, values)
         try:
+            if is_from("pandas.api.extensions", values, "ExtensionArray"):
+                values = sys.modules["pandas"].Series(values)
             if is_from("pandas", values, "Series") or is_from("pandas", values, "Index"):
                 values = _pandas_values(values)
             elif is_from("polars", values, "Series"):

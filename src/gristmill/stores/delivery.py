@@ -338,12 +338,12 @@ class Loading:
         return lacking(self._store, found, live, self._result, self._delivery.shown) is None
 
     def _lacks(self, found: Mark, live: Sequence[Live]) -> bool:
-        """Whether rows of this result are missing in the store. Raises RunFailed for a mode in which they cannot be
+        """Whether rows of this result are missing in the store. Raises BadJob for a mode in which they cannot be
         brought again.
         """
         wrong = lacking(self._store, found, live, self._result, self._delivery.shown)
         if wrong is not None and found.mode == "append":
-            raise RunFailed(
+            raise BadJob(
                 f"{wrong}: which ones cannot be told, and appending all of them would repeat the others: deliver to "
                 "another place, or with mode replace"
             )

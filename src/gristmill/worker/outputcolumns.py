@@ -32,6 +32,12 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
         try:
             columns.append(lossless(column, f.type))
         except Lossy as e:
+            if pa.types.is_null(f.type):
+                raise BadOutput(
+                    f"column {f.name!r} has values, which none of the first rows had, so that its type was not known: "
+                    "declare it with returns= if it is a model's (with --restart, restart=True, if there is a result); "
+                    "let a step return an array that has a type, pa.array(values, pa.float64()) for one of numbers"
+                ) from e
             raise BadOutput(
                 f"column {f.name!r} does not fit the planned {f.type}: {e}; return one type for all rows (returns= "
                 "declares it), or, if an update keeps answers of that type, score all rows anew (--restart, "
