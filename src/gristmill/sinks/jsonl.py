@@ -59,7 +59,7 @@ class JsonlSink:
         return stored(rows.schema)
 
     def refused(self, rows: pa.Table, options: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
-        """Rows that no reader of JSON takes: text that is not UTF-8, years that ISO 8601 cannot write, too long lines."""
+        """Rows that JSON cannot hold: text that is not UTF-8, years that ISO 8601 cannot write, lines too long."""
         long = f"as JSON it takes more than {MOST:,} bytes, which no line can have: use parquet, or leave a column out"
         found = dict.fromkeys(too_long(rows), ("TooLong", long))
         found |= dict.fromkeys(beyond_calendar(rows), ("YearBeyond", f"it holds a date or time {BEYOND}"))
