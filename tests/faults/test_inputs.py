@@ -477,3 +477,34 @@ def test_values_that_none_of_the_first_rows_had(tmp_path: Path) -> None:
         gm.Job(str(tmp_path / "in.parquet"), *made, post=[doubled], **options).run()
     gm.Job(str(tmp_path / "in.parquet"), *made, post=[typed], **options).run(restart=True)
     assert gm.read(str(tmp_path / "out")).to_table()["late"].to_pylist() == [None] * 150 + [3.0] * 50
+
+
+@pytest.mark.parametrize("where", ["model", "post"])
+@pytest.mark.parametrize("how", ["restart", "update"])
+def test_a_night_whose_first_rows_lack_a_column(tmp_path: Path, where: str, how: str) -> None:
+    """Where all rows are scored anew, a column that the first ones lack has the type that the result gave it."""
+
+    def late(batch: dict[str, np.ndarray], times: int = 2) -> dict[str, list[float | None]]:
+        return {"late": [None if np.isnan(v) else v * times for v in batch["v"]]}
+
+    def job(times: int) -> gm.Job:
+        model = (
+            gm.model(late, times=times)
+            if where == "model"
+            else gm.model(lambda b, times: {"n": b["k"] * times}, times=times)
+        )
+        return gm.Job(
+            str(tmp_path / "in"), model, gm.sink(str(tmp_path / "out"), keep=["k"]), workers=0, shard_rows=50,
+            gates=gm.Gates(max_nulls=1), post=[late] if where == "post" else [],
+            **({"update": {"key": ["k"]}} if how == "update" else {}),
+        )  # fmt: skip
+
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"k": range(100), "v": [1.5] * 100}), tmp_path / "in" / "m.parquet")
+    job(2).run()
+    values = pa.array([None] * 150 + [2.5] * 50, pa.float64())
+    pq.write_table(pa.table({"k": range(100, 300), "v": values}), tmp_path / "in" / "a.parquet")
+    times = 2 if where == "post" else 3
+    job(3).run(restart=how == "restart")
+    read = gm.read(str(tmp_path / "out")).to_table().sort_by("k")
+    assert read["late"].to_pylist() == [1.5 * times] * 100 + [None] * 150 + [2.5 * times] * 50

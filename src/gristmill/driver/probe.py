@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from gristmill.commit import generation as generations
-from gristmill.commit import inherited, inspections
+from gristmill.commit import inherited, inspections, publication
 from gristmill.commit.documents import PlanDocument
 from gristmill.commit.generation import Plan
 from gristmill.commit.inherited import Inherited
@@ -262,11 +262,29 @@ def _schema(at: Chosen, probed: str | None) -> str:
     base = at.generation.schema
     if base is None:
         form, known = at.resolved.sink_format, shipping.schema_without_rows(at.resolved)
-        return probed or generations.encode_schema(form.stored(known.empty_table(), at.sink.options))
+        if probed is None:
+            return generations.encode_schema(form.stored(known.empty_table(), at.sink.options))
+        return _as_before(at, probed)
     if probed is None:
         return base
     found = generations.decode_schema(base), generations.decode_schema(probed)
     schema = shipping.added_schema(*found, at.sink)
     if at.base is not None:
         shipping.check_exact(at.base, schema, at.sink.uri)
+    return generations.encode_schema(schema)
+
+
+def _as_before(at: Chosen, probed: str) -> str:
+    """Columns in which none of the first rows has a value have the type that they have in the result which these rows
+    are to take the place of: tonight's first ones may be those that lack it.
+    """
+    schema, live = generations.decode_schema(probed), publication.latest(at.root, at.files)
+    empty = [f for f in schema if pa.types.is_null(f.type)]
+    if not empty or live is None or live.body.sink_format != at.resolved.sink_format.name:
+        return probed
+    before = generations.decode_schema(live.body.output_schema)
+    for one in empty:
+        if one.name in before.names:
+            kind = before.field(one.name).type
+            schema = schema.set(schema.get_field_index(one.name), one.with_type(kind))
     return generations.encode_schema(schema)
