@@ -544,3 +544,43 @@ def test_one_of_postgres_that_is_restored_twice(mode: str, postgres: str, tmp_pa
         for sink in ("one", "other"):
             assert gm.deliver(str(tmp_path / sink / "out"), to).rows == 2
         assert sorted(shop.seen("scores") or ()) == [1, 2, 7, 8]
+
+
+def test_a_file_of_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup in SQLite reads the SQL of its own table, and of none as long as none is changed; a copy of it is seen
+    then, and another one of the name.
+    """
+    from gristmill.stores.sqlite import Transaction
+
+    plain, read = Transaction.run, [0, 0]
+
+    def counting(session: Transaction, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        found = plain(session, sql, *values)
+        read[0] += len(found) if "sqlite_master" in sql else 0
+        read[1] += len(found) if "gristmill_marks" in sql and "body" in sql else 0
+        return found
+
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop, gm.lookup(shop.address("scores"), "id") as lookup:
+        for number in range(5):
+            night(shop, tmp_path / str(number), number, name=f"scores_{number}")
+        night(shop, tmp_path / "own", 1)
+        monkeypatch.setattr(Transaction, "run", counting)
+        for expected in ([2, 1], [0, 1]):
+            read[:] = [0, 0]
+            assert lookup.get(1)["v"] == [1.0, 1.0]
+            assert read == expected
+        night(shop, tmp_path / "third", 8, name="third")
+        ran(shop, "", tmp_path, "ALTER TABLE scores RENAME TO second", "ALTER TABLE third RENAME TO scores")
+        assert lookup.get(8)["v"] == [1.0, 8.0] and lookup.get(1) is None
+
+
+def test_a_sink_of_each_night_that_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows: the mark tells of the last few that were replaced, and does not grow with each."""
+    monkeypatch.setattr("gristmill.stores.tablemarks._REPLACED", 2, raising=False)
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        for number in range(5):
+            night(shop, tmp_path / str(number), number, mode="replace")
+        told = "SELECT n FROM (SELECT json_array_length(body, '$.replaced') AS n FROM gristmill_marks)"
+        ran(shop, "", tmp_path, "CREATE TABLE told (n INTEGER CHECK (n = 2))", f"INSERT INTO told {told}")
+        assert night(shop, tmp_path / "3", 9) == 2  # whose rows are known to be gone
+        once(shop, "scores", [3, 4, 9])

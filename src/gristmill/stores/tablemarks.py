@@ -13,6 +13,7 @@ from gristmill.stores.contract import Mark
 from gristmill.stores.sql import Session, Which
 from gristmill.values import dataclass
 
+_REPLACED = 32  # sinks of which a mark tells that their rows were replaced: each night may have one
 _REMEMBERED = 8  # tables that had a name and are gone: they may be put back
 
 
@@ -150,12 +151,15 @@ class Marks:
 
     @staticmethod
     def _replacing(mark: Mark, counted: Iterable[Row], whole: bool) -> Mark:
-        """A mark with the sinks whose rows were replaced since the table was made."""
+        """A mark with the sinks whose rows were replaced since the table was made, the last of them."""
         gone: dict[str, tuple[str, int, str]] = {}
         for sink, known in sorted(_latest(counted).items(), key=lambda found: _when(found[1])):
             if whole or sink == mark.sink:
-                gone.update({one[0]: one for one in (*known.replaced, (sink, known.generation, known.at))})
-        return replace(mark, replaced=tuple(one for one in gone.values() if one[0] != mark.sink))
+                for one in (*known.replaced, (sink, known.generation, known.at)):
+                    gone.pop(one[0], None)  # the latest stand last
+                    gone[one[0]] = one
+        gone.pop(mark.sink, None)
+        return replace(mark, replaced=tuple(gone.values())[-_REPLACED:])
 
 
 def marks_of(session: Session, there: Which, shown: str) -> Marks:
@@ -190,7 +194,12 @@ def last_mark(session: Session, there: Which, shown: str) -> Mark | None:
     """The mark of what was delivered last, for whoever looks rows up: those of others of the name, of which there may
     be hundreds, are not read if the table has its own.
     """
-    if own := [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]:
+    by_name = {"target = ?": there.name, "which LIKE ?": f"{there.now.partition(' ')[0]} %"}
+    # The last delivery to a table gave all of its marks the name of then: if that is still its name, no others are read.
+    rows = _kept(session, there.marks, by_name, " AND ", shown) if there.now else ()
+    own = [row for row in rows if _came_to(row.mark, there.now)]
+    own = own or [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]
+    if own:
         return Marks(there, own, (), (), certain=True, restored=False).last
     return marks_of(session, there, shown).last
 
@@ -201,16 +210,17 @@ def _rows(session: Session, there: Which, shown: str, *, named: bool = True) -> 
     asked = {"target = ?": there.name} if named else {}
     if own:
         asked["which LIKE ?"] = f"{own}%"
-    rows = list(_kept(session, there.marks, asked, shown)) if asked else []
+    rows = list(_kept(session, there.marks, asked, " OR ", shown)) if asked else []
     if own and not any(row.which.startswith(own) for row in rows):
-        rows += [row for place in there.left() for row in _kept(session, place, {"which LIKE ?": f"{own}%"}, shown)]
+        left = {"which LIKE ?": f"{own}%"}
+        rows += [row for place in there.left() for row in _kept(session, place, left, "", shown)]
     return rows
 
 
-def _kept(session: Session, at: str, asked: Mapping[str, str], shown: str) -> Iterator[Row]:
+def _kept(session: Session, at: str, asked: Mapping[str, str], joined: str, shown: str) -> Iterator[Row]:
     """What one table of marks has of what is asked."""
     if session.columns(at):
-        sql = f"SELECT target, which, body FROM {at} WHERE {' OR '.join(asked)}"
+        sql = f"SELECT target, which, body FROM {at} WHERE {joined.join(asked)}"
         for target, which, body in session.run(sql, *asked.values()):
             yield Row(at, target, which, _loaded(body, shown))
 
