@@ -309,6 +309,29 @@ def test_marks_of_others_beside_a_table_that_is_made(
                 assert rows == (number if mode == "replace" else 1)
 
 
+def test_one_of_postgres_that_was_moved_while_its_marks_are_locked(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is not read as if there were none: its values would be of other types, and its key not known."""
+    import psycopg
+
+    monkeypatch.setattr("gristmill.stores.pgtable._WAITS", "50ms")
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, mode="upsert", key="id")
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        moved = shop.address("scores").replace(f"#{schema}.", f"#{schema}_2.")
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {schema}_2", f"ALTER TABLE scores SET SCHEMA {schema}_2")
+        try:
+            with gm.lookup(moved, "id") as lookup, psycopg.connect(postgres) as db:
+                db.execute(f"LOCK TABLE {schema}.gristmill_marks")
+                with pytest.raises(gm.GristmillError, match="gristmill_marks is locked by others, and marks of this"):
+                    lookup.get(1)
+                db.rollback()
+                assert lookup.get(1) is not None and lookup.generation == 1
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
 def test_a_database_of_many_schemas(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is asked with as many statements as one of few, for a table that has no marks."""
     from gristmill.stores.pgsession import Transaction

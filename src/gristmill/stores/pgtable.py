@@ -99,8 +99,11 @@ WHERE c.relname = ? AND c.relkind = 'r' AND n.nspname <> ? AND has_schema_privil
     AND has_table_privilege(c.oid, 'SELECT') AND 4 = (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = c.oid
         AND a.attname IN ('target', 'which', 'sink', 'body') AND a.atttypid = 'text'::regtype) ORDER BY c.oid
 """
+_OWN_INDEX = """
+SELECT 1 FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = to_regclass(?) AND i.relname ~ ?
+"""
 _AT_ONCE = 100  # tables of marks that are asked with one statement: each is locked until it is answered
-_WAITS = "1s"  # how long a delivery waits for whoever has locked the marks of another schema
+_WAITS = "1s"  # how long it is waited for whoever has locked the marks of another schema
 
 
 def which(session: Session, schema: str, table: str, shown: str, *, reads: bool = False) -> Which:
@@ -124,8 +127,9 @@ def which(session: Session, schema: str, table: str, shown: str, *, reads: bool 
     @cache  # of this transaction
     def left() -> Sequence[str]:
         places = [row[0] for row in session.run(_PLACES, MARKS, schema)]
+        lone = reads and not session.run(_OWN_INDEX, target, f"^{STAGED}")
         some = (places[first : first + _AT_ONCE] for first in range(0, len(places), _AT_ONCE))
-        return [place for one in some for place in _left(session, one, f"{found[0][0]} %", shown, reads=reads)]
+        return [place for one in some for place in _left(session, one, f"{found[0][0]} %", shown, reads=lone)]
 
     sql = "SELECT c.oid, to_regclass(?)::oid FROM pg_class c WHERE c.oid = to_regclass(?) AND c.relkind IN ('r', 'p')"
     found = session.run(sql, marks, target) if at else []
@@ -136,8 +140,9 @@ def which(session: Session, schema: str, table: str, shown: str, *, reads: bool 
 
 def _left(session: Session, places: Sequence[str], own: str, shown: str, *, reads: bool) -> Sequence[str]:
     """In which other schemas marks of a table were left: of many at once, and if one is locked or gone, of each half.
-    That others drop or lock theirs is no matter of whoever reads; a delivery does not go on without marks that may be
-    there. Raises StoreUnavailable.
+    That others drop or lock theirs is no matter of whoever `reads` a table that nothing tells to be delivered; neither
+    a delivery nor a lookup in a table with an index of ours goes on without marks that may be there. Raises
+    StoreUnavailable.
     """
     from psycopg import errors
 

@@ -310,7 +310,7 @@ def _which(session: Session, name: str, now: str | None = None) -> Which:
     """By the witness in its SQL: a root page is used again, and VACUUM gives others. `now` is what was told before."""
 
     def elsewhere(told: str) -> bool:
-        return any(folded(table) != folded(name) for table in _with_witness(session, told.split()[0]))
+        return any(folded(table) != folded(name) for table in _with_witness(session, told.split(maxsplit=1)[0]))
 
     return Which(folded(name), _witness_of(session, name) if now is None else now, quoted(MARKS), elsewhere)
 

@@ -195,7 +195,7 @@ def last_mark(session: Session, there: Which, shown: str) -> Mark | None:
     be hundreds, are not read if the table has its own.
     """
     by_name = {"target = ?": there.name, "which LIKE ?": f"{there.now.partition(' ')[0]} %"}
-    # The last delivery to a table gave all of its marks the name of then: if that is still its name, no others are read.
+    # The last delivery to a table gave all of its marks the name of then: if it still has that, no others are read.
     rows = _kept(session, there.marks, by_name, " AND ", shown) if there.now else ()
     own = [row for row in rows if _came_to(row.mark, there.now)]
     own = own or [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]
