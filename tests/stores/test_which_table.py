@@ -295,6 +295,109 @@ def test_marks_of_others_in_postgres(postgres: str, tmp_path: Path, monkeypatch:
             assert night(shop, tmp_path, 4, name="second") == 4
 
 
+@pytest.mark.parametrize("mode", ["replace", "append", "upsert"])
+def test_marks_of_others_beside_a_table_that_is_made(
+    mode: str, postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this delivery: there are none of it in any schema yet, so that nobody's lock is in its way."""
+    monkeypatch.setattr("gristmill.stores.pgtable._WAITS", "50ms")
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        theirs = "target text, which text, sink text, body text", "LOCK TABLE gristmill_marks"
+        with others(shop, postgres, *theirs):
+            for number in (1, 2):
+                rows = night(shop, tmp_path, number, mode=mode, key="id" if mode == "upsert" else ())
+                assert rows == (number if mode == "replace" else 1)
+
+
+def test_one_of_postgres_that_was_moved_while_its_marks_are_locked(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is not read as if there were none: its values would be of other types, and its key not known."""
+    import psycopg
+
+    monkeypatch.setattr("gristmill.stores.pgtable._WAITS", "50ms")
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, mode="upsert", key="id")
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        moved = shop.address("scores").replace(f"#{schema}.", f"#{schema}_2.")
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {schema}_2", f"ALTER TABLE scores SET SCHEMA {schema}_2")
+        try:
+            with gm.lookup(moved, "id") as lookup, psycopg.connect(postgres) as db:
+                db.execute(f"LOCK TABLE {schema}.gristmill_marks")
+                with pytest.raises(gm.GristmillError, match="gristmill_marks is locked by others, and marks of this"):
+                    lookup.get(1)
+                db.rollback()
+                assert lookup.get(1) is not None and lookup.generation == 1
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {schema}_2 CASCADE")
+
+
+def test_a_database_of_many_schemas(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is asked with as many statements as one of few, for a table that has no marks."""
+    from gristmill.stores.pgsession import Transaction
+
+    plain, asked = Transaction.run, [0]
+
+    def counting(session: Transaction, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        asked[0] += 1
+        return plain(session, sql, *values)
+
+    monkeypatch.setattr(Transaction, "run", counting)
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        ran(shop, postgres, tmp_path, BY_A_SCRIPT[shop.name])
+        found = []
+        try:
+            for n in range(6):
+                columns = "target text, which text, sink text, body text"
+                more = f"CREATE SCHEMA {schema}_{n}", f"CREATE TABLE {schema}_{n}.gristmill_marks ({columns})"
+                ran(shop, postgres, tmp_path, *more)
+                with gm.lookup(shop.address("scores"), "id") as lookup:
+                    asked[0] = 0
+                    assert lookup.get(1) is None
+                    found.append(asked[0])
+        finally:
+            ran(shop, postgres, tmp_path, *(f"DROP SCHEMA IF EXISTS {schema}_{n} CASCADE" for n in range(6)))
+        assert len(set(found)) == 1
+
+
+def test_marks_of_many_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one table cost each delivery a few statements, and each sink's mark a few comparisons; a lookup reads none
+    that it has read.
+    """
+    from gristmill.stores.contract import Mark
+    from gristmill.stores.sqlite import Transaction
+
+    many, counted = 100, {"load": 0, "__eq__": 0, "run": 0}
+
+    def counts(of: Any, name: str) -> None:
+        plain = getattr(of, name)
+
+        def counting(*values: Any) -> Any:
+            counted[name] += 1
+            return plain(*values)
+
+        monkeypatch.setattr(of, name, counting)
+
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        night(shop, tmp_path, 1)
+        more = (
+            "INSERT INTO gristmill_marks WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE "
+            f"i < {many}) SELECT target, which, printf('g0001-%08x', i), json_set(body, '$.sink', "
+            "printf('g0001-%08x', i), '$.total', 0) FROM gristmill_marks, n"
+        )
+        ran(shop, "", tmp_path, more)
+        for of, name in ((Mark, "load"), (Mark, "__eq__"), (Transaction, "run")):
+            counts(of, name)
+        assert night(shop, tmp_path, 2) == 1
+        assert counted["__eq__"] < 20 * many and counted["run"] < 2 * many
+        with gm.lookup(shop.address("scores"), "id") as lookup:
+            assert lookup.get(1) is not None
+            counted["load"] = 0
+            assert lookup.get(2) is not None
+            assert counted["load"] == 0
+
+
 def test_another_table_of_postgres_that_is_not_there(postgres: str, tmp_path: Path) -> None:
     """Is told as what it is: it is not the one that was to be looked at."""
     with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
@@ -464,3 +567,43 @@ def test_one_of_postgres_that_is_restored_twice(mode: str, postgres: str, tmp_pa
         for sink in ("one", "other"):
             assert gm.deliver(str(tmp_path / sink / "out"), to).rows == 2
         assert sorted(shop.seen("scores") or ()) == [1, 2, 7, 8]
+
+
+def test_a_file_of_many_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lookup in SQLite reads the SQL of its own table, and of none as long as none is changed; a copy of it is seen
+    then, and another one of the name.
+    """
+    from gristmill.stores.sqlite import Transaction
+
+    plain, read = Transaction.run, [0, 0]
+
+    def counting(session: Transaction, sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        found = plain(session, sql, *values)
+        read[0] += len(found) if "sqlite_master" in sql else 0
+        read[1] += len(found) if "gristmill_marks" in sql and "body" in sql else 0
+        return found
+
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop, gm.lookup(shop.address("scores"), "id") as lookup:
+        for number in range(5):
+            night(shop, tmp_path / str(number), number, name=f"scores_{number}")
+        night(shop, tmp_path / "own", 1)
+        monkeypatch.setattr(Transaction, "run", counting)
+        for expected in ([2, 1], [0, 1]):
+            read[:] = [0, 0]
+            assert lookup.get(1)["v"] == [1.0, 1.0]
+            assert read == expected
+        night(shop, tmp_path / "third", 8, name="third")
+        ran(shop, "", tmp_path, "ALTER TABLE scores RENAME TO second", "ALTER TABLE third RENAME TO scores")
+        assert lookup.get(8)["v"] == [1.0, 8.0] and lookup.get(1) is None
+
+
+def test_a_sink_of_each_night_that_replaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows: the mark tells of the last few that were replaced, and does not grow with each."""
+    monkeypatch.setattr("gristmill.stores.tablemarks._REPLACED", 2, raising=False)
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        for number in range(5):
+            night(shop, tmp_path / str(number), number, mode="replace")
+        told = "SELECT n FROM (SELECT json_array_length(body, '$.replaced') AS n FROM gristmill_marks)"
+        ran(shop, "", tmp_path, "CREATE TABLE told (n INTEGER CHECK (n = 2))", f"INSERT INTO told {told}")
+        assert night(shop, tmp_path / "3", 9) == 2  # whose rows are known to be gone
+        once(shop, "scores", [3, 4, 9])

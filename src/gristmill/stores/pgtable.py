@@ -5,6 +5,7 @@ others refer to it, and the rights that a role has there.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import Any
 
 from gristmill.errors import BadJob
@@ -98,8 +99,11 @@ WHERE c.relname = ? AND c.relkind = 'r' AND n.nspname <> ? AND has_schema_privil
     AND has_table_privilege(c.oid, 'SELECT') AND 4 = (SELECT count(*) FROM pg_attribute a WHERE a.attrelid = c.oid
         AND a.attname IN ('target', 'which', 'sink', 'body') AND a.atttypid = 'text'::regtype) ORDER BY c.oid
 """
-_HAS = "SELECT 1 FROM {} WHERE which LIKE ? LIMIT 1"
-_WAITS = "1s"  # how long a delivery waits for whoever has locked the marks of another schema
+_OWN_INDEX = """
+SELECT 1 FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid WHERE x.indrelid = to_regclass(?) AND i.relname ~ ?
+"""
+_AT_ONCE = 100  # tables of marks that are asked with one statement: each is locked until it is answered
+_WAITS = "1s"  # how long it is waited for whoever has locked the marks of another schema
 
 
 def which(session: Session, schema: str, table: str, shown: str, *, reads: bool = False) -> Which:
@@ -119,40 +123,48 @@ def which(session: Session, schema: str, table: str, shown: str, *, reads: bool 
     if session.run(may)[0][0]:
         catalog = "SELECT c.system_identifier, d.oid FROM pg_control_system() c, pg_database d"
         at = list(map(str, session.run(f"{catalog} WHERE d.datname = current_database()")[0]))
+
+    @cache  # of this transaction
+    def left() -> Sequence[str]:
+        places = [row[0] for row in session.run(_PLACES, MARKS, schema)]
+        lone = reads and not session.run(_OWN_INDEX, target, f"^{STAGED}")
+        some = (places[first : first + _AT_ONCE] for first in range(0, len(places), _AT_ONCE))
+        return [place for one in some for place in _left(session, one, f"{found[0][0]} %", shown, reads=lone)]
+
     sql = "SELECT c.oid, to_regclass(?)::oid FROM pg_class c WHERE c.oid = to_regclass(?) AND c.relkind IN ('r', 'p')"
     found = session.run(sql, marks, target) if at else []
     if not found:
-        return Which(table, "", (marks,), elsewhere)
-    now, own = " ".join([*map(str, found[0]), *at]), f"{found[0][0]} %"
-    left: list[str] = []
-    if found[0][1] is None or not session.run(_HAS.format(marks), own):
-        left = [row[0] for row in session.run(_PLACES, MARKS, schema)]
-    left = [place for place in left if _left(session, place, own, shown, reads=reads)]
-    return Which(table, now, (marks, *left), elsewhere)
+        return Which(table, "", marks, elsewhere)
+    return Which(table, " ".join([*map(str, found[0]), *at]), marks, elsewhere, left)
 
 
-def _left(session: Session, place: str, own: str, shown: str, *, reads: bool) -> bool:
-    """Whether marks of a table were left in another schema. That others drop or lock theirs is no matter of whoever
-    reads; a delivery does not go on without marks that may be there. Raises StoreUnavailable.
+def _left(session: Session, places: Sequence[str], own: str, shown: str, *, reads: bool) -> Sequence[str]:
+    """In which other schemas marks of a table were left: of many at once, and if one is locked or gone, of each half.
+    That others drop or lock theirs is no matter of whoever `reads` a table that nothing tells to be delivered; neither
+    a delivery nor a lookup in a table with an index of ours goes on without marks that may be there. Raises
+    StoreUnavailable.
     """
     from psycopg import errors
 
     session.run("SAVEPOINT gristmill")
     try:
-        if not reads:
+        waits = len(places) == 1 and not reads
+        if waits:
             session.run(f"SET LOCAL lock_timeout = '{_WAITS}'")
-        session.run(f"LOCK TABLE {place} IN ACCESS SHARE MODE{' NOWAIT' * reads}")
-        return bool(session.run(_HAS.format(place), own))
-    except (errors.UndefinedTable, errors.InvalidSchemaName):
-        return False
-    except errors.LockNotAvailable as e:
-        if reads:
-            return False
-        why = "locked by others, and marks of this table may be there: none are beside it"
-        raise StoreUnavailable(f"{shown}: {place} is {why}") from e
+        session.run(f"LOCK TABLE {', '.join(places)} IN ACCESS SHARE MODE{'' if waits else ' NOWAIT'}")
+        each = (f"SELECT {n} WHERE EXISTS (SELECT FROM {at} WHERE which LIKE ?)" for n, at in enumerate(places))
+        return [places[n] for (n,) in session.run(" UNION ALL ".join(each), *(own,) * len(places))]
+    except (errors.UndefinedTable, errors.InvalidSchemaName, errors.LockNotAvailable) as e:
+        if len(places) == 1:
+            if reads or not isinstance(e, errors.LockNotAvailable):
+                return []
+            why = "locked by others, and marks of this table may be there: none are beside it"
+            raise StoreUnavailable(f"{shown}: {places[0]} is {why}") from e
     finally:
         session.run("ROLLBACK TO SAVEPOINT gristmill")
         session.run("RELEASE SAVEPOINT gristmill")
+    half = len(places) // 2
+    return [at for some in (places[:half], places[half:]) for at in _left(session, some, own, shown, reads=reads)]
 
 
 def hangs(session: Session, table: str) -> bool:

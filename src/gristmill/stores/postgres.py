@@ -17,7 +17,7 @@ from gristmill.arrow.casts import is_list
 from gristmill.arrow.schemas import storage, unwritable
 from gristmill.errors import BadJob
 from gristmill.process.extras import require
-from gristmill.stores import pgidentity, pgindex, pgtable, pgvector, references
+from gristmill.stores import pgidentity, pgindex, pgtable, pgvector, references, tablemarks
 from gristmill.stores.contract import STAGED, Load, Mode, Place, Reader, Store, StoreKind, StoreUnavailable
 from gristmill.stores.pgread import ServerReader
 from gristmill.stores.pgsession import LONGEST, Transaction, base, connected, schema_of
@@ -235,8 +235,10 @@ class Server:
         pgtable.refuse_schema(session, self._schema, shown)
         for ours in (MARKS, PARTS):
             pgtable.refuse_rights(session, self.table(ours), ("SELECT", "INSERT", "DELETE"), shown)
-        for left in self.which(session).places[1:]:  # the table was in another schema, and its marks are to follow
-            pgtable.refuse_rights(session, left, ("DELETE",), shown)
+        for place in tablemarks.left_in(
+            session, self.which(session)
+        ):  # the table was there, and its marks are to follow
+            pgtable.refuse_rights(session, place, ("DELETE",), shown)
         there = session.columns(target)
         for column, how in self._lacking(session, load, self._table).items():
             kind = there.get(column) or self.kind(load.schema.field(column))

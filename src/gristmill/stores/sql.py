@@ -67,14 +67,16 @@ class Which:
     """Which table has the name of a target. `name` is that, the same however an address spells it. `now` has a word
     that tells the table, and one that tells that of marks, which stay as long as these are the tables that they are,
     whatever is done to them; more of them tell in which database these say so. It is empty where that is not told.
-    `places` are the tables of marks, in SQL: the one beside the target, and others in which some of it may be left.
-    `elsewhere` says whether such words are known to be those of a table that has another name.
+    `marks` is the table of marks beside the target, in SQL; `left` finds others in which some of it may be left, and is
+    asked where none are beside it. `elsewhere` says whether such words are known to be those of a table that has
+    another name.
     """
 
     name: str
     now: str
-    places: Sequence[str]
+    marks: str
     elsewhere: Callable[[str], bool]
+    left: Callable[[], Sequence[str]] = tuple
 
 
 class Nothing:
@@ -275,7 +277,7 @@ def witnessed(name: str, there: Sequence[tuple[str, str]], marks: str) -> Which:
     own = next((word for table, word in words if table == folded(name)), "")
     others = {word for _, word in words} - {own}
     now = f"{own} -" if [word for _, word in words].count(own) == 1 else ""
-    return Which(folded(name), now, (marks,), lambda table: table.split()[0] in others)
+    return Which(folded(name), now, marks, lambda table: table.split()[0] in others)
 
 
 def as_staged(session: Session, target: str, stage: str, new: Sequence[str]) -> bool:

@@ -57,13 +57,13 @@ from gristmill.stores.sql import (
     Which,
     as_staged,
     defined,
+    folded,
     moved,
     not_sqlite,
     quoted,
     refuse_view,
     told_apart,
     witness,
-    witnessed,
 )
 from gristmill.stores.tablemarks import last_mark
 from gristmill.stores.tables import Tables
@@ -306,11 +306,28 @@ class File:
                 _logged(connection)
 
 
-def _which(session: Session, name: str) -> Which:
-    """By the witness in its SQL: a root page is used again, and VACUUM gives others."""
+def _which(session: Session, name: str, now: str | None = None) -> Which:
+    """By the witness in its SQL: a root page is used again, and VACUUM gives others. `now` is what was told before."""
+
+    def elsewhere(told: str) -> bool:
+        return any(folded(table) != folded(name) for table in _with_witness(session, told.split(maxsplit=1)[0]))
+
+    return Which(folded(name), _witness_of(session, name) if now is None else now, quoted(MARKS), elsewhere)
+
+
+def _witness_of(session: Session, name: str) -> str:
+    """What tells the table of a name, unless somebody has given it to a copy as well."""
+    own = session.run(f"SELECT sql FROM sqlite_master WHERE type = 'table' AND {_NAME}", name)
+    found = _WITNESS.search(own[0][0]) if own else None
+    word = found[1].split()[1] if found else ""
+    return f"{word} -" if word and len(_with_witness(session, word)) == 1 else ""
+
+
+def _with_witness(session: Session, word: str) -> list[str]:
+    """The tables with a witness: a file may have thousands of others, whose SQL stays where it is."""
     sql = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND instr(sql, ?)"
-    all_of_them = ((table, _WITNESS.search(text)) for table, text in session.run(sql, "(/* gristmill "))
-    return witnessed(name, [(table, found[1]) for table, found in all_of_them if found], quoted(MARKS))
+    each = ((table, _WITNESS.search(text)) for table, text in session.run(sql, f"(/* gristmill {word} */ "))
+    return [table for table, found in each if found and found[1].split()[1] == word]
 
 
 def _free(session: Session, name: str, table: str, columns: Sequence[str]) -> str:
@@ -583,6 +600,7 @@ class FileReader:
             found = None
         if found is None:
             self._own.open = found, _ = _opened(self._place, write=False)
+            self._own.told = None, ""  # which table has the name: as long as the file's schema is of one version
             self._all.append(found)
         return found
 
@@ -616,7 +634,10 @@ class FileReader:
         names = list(transaction.columns(table))
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
-        mark = last_mark(transaction, _which(transaction, self._place.name), self._place.shown)
+        version = transaction.run("PRAGMA schema_version")[0][0]
+        if getattr(self._own, "told", (None, ""))[0] != version:
+            self._own.told = version, _witness_of(transaction, self._place.name)
+        mark = last_mark(transaction, _which(transaction, self._place.name, self._own.told[1]), self._place.shown)
         schema = decode_schema(mark.held) if mark is not None else pa.schema([])
         return There(table, names, mark, schema, self._place.shown)
 

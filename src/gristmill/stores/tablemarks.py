@@ -5,13 +5,15 @@ Marks of other tables are left as they are: these may be there under other names
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from gristmill.stores.contract import Mark
 from gristmill.stores.sql import Session, Which
 from gristmill.values import dataclass
 
+_REPLACED = 32  # sinks of which a mark tells that their rows were replaced: each night may have one
 _REMEMBERED = 8  # tables that had a name and are gone: they may be put back
 
 
@@ -23,6 +25,11 @@ class Row:
     target: str
     which: str
     mark: Mark
+
+    @property
+    def place(self) -> tuple[str, str, str, str]:
+        """What tells it from all others."""
+        return self.at, self.target, self.which, self.mark.sink
 
     def removed(self, session: Session) -> None:
         sql = f"DELETE FROM {self.at} WHERE target = ? AND which = ? AND sink = ?"
@@ -120,40 +127,47 @@ class Marks:
             beside = (replace(m, past=False) for s, m in _latest(counted).items() if s != mark.sink)
             new += [replace(m, table=now, doubtful=m.doubtful or lacking) for m in beside]
         if not now:  # the next mark is known by the same name: those of others are told from it
-            past = [row for row in self.loose if row not in counted]
+            past = _without(self.loose, counted)
             known = {one.sink for one in new}
             gone += past
             kept = () if whole and not made else past
             new += [replace(row.mark, past=True) for row in kept if row.mark.table or row.mark.sink not in known]
-        for row in (*gone, *self._forgotten(mark.sink, counted)):
-            row.removed(session)
-        for one in new:
-            row = Row(self.there.places[0], self.there.name, one.table, one)
-            row.removed(session)
-            row.added(session)
+        gone += self._forgotten(mark.sink, counted)
+        rows = [Row(self.there.marks, self.there.name, one.table, one) for one in new]
+        before, after = ({row.place: row for row in some} for some in (gone, rows))
+        for place, row in before.items():
+            if after.get(place) != row:
+                row.removed(session)
+        for place, row in after.items():
+            if before.get(place) != row:  # those of hundreds of other sinks stay as they are
+                row.removed(session)
+                row.added(session)
 
     def _forgotten(self, sink: str, counted: Iterable[Row]) -> Iterable[Row]:
         """A sink's marks of tables that had this name long ago, and are nowhere now: a job may make one each night."""
-        told = [row for row in self.named if row.mark.sink == sink and row.mark.table and row not in counted]
+        told = [row for row in _without(self.named, counted) if row.mark.sink == sink and row.mark.table]
         older = sorted(told, key=lambda row: _when(row.mark))[:-_REMEMBERED]
         return [row for row in older if not self.there.elsewhere(row.mark.table)]
 
     @staticmethod
     def _replacing(mark: Mark, counted: Iterable[Row], whole: bool) -> Mark:
-        """A mark with the sinks whose rows were replaced since the table was made."""
+        """A mark with the sinks whose rows were replaced since the table was made, the last of them."""
         gone: dict[str, tuple[str, int, str]] = {}
         for sink, known in sorted(_latest(counted).items(), key=lambda found: _when(found[1])):
             if whole or sink == mark.sink:
-                gone.update({one[0]: one for one in (*known.replaced, (sink, known.generation, known.at))})
-        return replace(mark, replaced=tuple(one for one in gone.values() if one[0] != mark.sink))
+                for one in (*known.replaced, (sink, known.generation, known.at)):
+                    gone.pop(one[0], None)  # the latest stand last
+                    gone[one[0]] = one
+        gone.pop(mark.sink, None)
+        return replace(mark, replaced=tuple(gone.values())[-_REPLACED:])
 
 
 def marks_of(session: Session, there: Which, shown: str) -> Marks:
     """The marks of the table that is there: for whoever delivers to it, counts its rows, or looks them up."""
-    rows = list(_rows(session, there, shown))
-    named = [row for row in rows if row.target == there.name and row.at == there.places[0]]
+    rows = _rows(session, there, shown)
+    named = [row for row in rows if row.target == there.name and row.at == there.marks]
     if own := [row for row in rows if _came_to(row.mark, there.now)]:
-        return Marks(there, own, (), [row for row in named if row not in own], certain=True, restored=False)
+        return Marks(there, own, (), _without(named, own), certain=True, restored=False)
     loose = [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
     group = _group(loose)
     restored = bool(group) and _restored(group[0].mark, there.now)
@@ -166,7 +180,7 @@ def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Itera
     """A sink's marks beside the table that were written for other names, and may be of it, as nothing tells otherwise:
     the numbers of tables say nothing of one that was restored.
     """
-    if not session.columns(at := there.places[0]):
+    if not session.columns(at := there.marks):
         return
     sql = f"SELECT target, which, body FROM {at} WHERE sink = ? AND target <> ?"
     for target, which, body in session.run(sql, sink, there.name):
@@ -180,21 +194,54 @@ def last_mark(session: Session, there: Which, shown: str) -> Mark | None:
     """The mark of what was delivered last, for whoever looks rows up: those of others of the name, of which there may
     be hundreds, are not read if the table has its own.
     """
-    if own := [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]:
+    by_name = {"target = ?": there.name, "which LIKE ?": f"{there.now.partition(' ')[0]} %"}
+    # The last delivery to a table gave all of its marks the name of then: if it still has that, no others are read.
+    rows = _kept(session, there.marks, by_name, " AND ", shown) if there.now else ()
+    own = [row for row in rows if _came_to(row.mark, there.now)]
+    own = own or [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]
+    if own:
         return Marks(there, own, (), (), certain=True, restored=False).last
     return marks_of(session, there, shown).last
 
 
-def _rows(session: Session, there: Which, shown: str, *, named: bool = True) -> Iterable[Row]:
+def _rows(session: Session, there: Which, shown: str, *, named: bool = True) -> list[Row]:
     """Those of the table, and beside it those of its name, if these are `named`."""
-    for number, at in enumerate(there.places):
-        asked = {"target = ?": there.name} if named and not number else {}
-        if there.now:
-            asked["which LIKE ?"] = f"{there.now.split()[0]} %"
-        if asked and session.columns(at):
-            sql = f"SELECT target, which, body FROM {at} WHERE {' OR '.join(asked)}"
-            for target, which, body in session.run(sql, *asked.values()):
-                yield Row(at, target, which, Mark.load(body.encode(), shown))
+    own = f"{there.now.split()[0]} " if there.now else ""
+    asked = {"target = ?": there.name} if named else {}
+    if own:
+        asked["which LIKE ?"] = f"{own}%"
+    rows = list(_kept(session, there.marks, asked, " OR ", shown)) if asked else []
+    if own and not any(row.which.startswith(own) for row in rows):
+        left = {"which LIKE ?": f"{own}%"}
+        rows += [row for place in there.left() for row in _kept(session, place, left, "", shown)]
+    return rows
+
+
+def _kept(session: Session, at: str, asked: Mapping[str, str], joined: str, shown: str) -> Iterator[Row]:
+    """What one table of marks has of what is asked."""
+    if session.columns(at):
+        sql = f"SELECT target, which, body FROM {at} WHERE {joined.join(asked)}"
+        for target, which, body in session.run(sql, *asked.values()):
+            yield Row(at, target, which, _loaded(body, shown))
+
+
+@lru_cache(1024)
+def _loaded(body: str, shown: str) -> Mark:
+    """A mark: each lookup reads those of all sinks, and a delivery does several times."""
+    return Mark.load(body.encode(), shown)
+
+
+def left_in(session: Session, there: Which) -> Sequence[str]:
+    """The tables of marks in other schemas that have some of the table, where none are beside it."""
+    sql = f"SELECT 1 FROM {there.marks} WHERE which LIKE ? LIMIT 1"
+    if not there.now or (session.columns(there.marks) and session.run(sql, f"{there.now.split()[0]} %")):
+        return ()
+    return there.left()
+
+
+def _without(rows: Iterable[Row], others: Iterable[Row]) -> list[Row]:
+    places = {row.place for row in others}
+    return [row for row in rows if row.place not in places]
 
 
 def _current(rows: Iterable[Row]) -> list[Row]:

@@ -223,11 +223,12 @@ class Tables:
             self._db.alone(session)
             self._db.brief(session)
             self._db.keep(session, load)
-            if not self._is_there(session, load):
+            before, made = self._marks(session), not session.columns(self._db.target())
+            live = None if made else before.live(load.mark.sink, self._count(session))
+            if not is_there(live, load, self._place.shown):
                 parts = session.run(f"SELECT n FROM {self._db.table(PARTS)} WHERE stage = ?", load.stage)
                 refuse_gone(load, (int(row[0]) for row in parts), self._place.shown)
                 self._retyped(session, load)
-                before, made = self._marks(session), not session.columns(self._db.target())
                 short = not (made or load.whole) and before.lacking(self._count(session))
                 updated = self._apply(session, load)
                 self._note(session, load, before, made=made, updated=updated, lacking=short)
