@@ -16,10 +16,11 @@ import gristmill as gm
 from gristmill.files.disk import LOCAL
 from gristmill.files.document import seal, unseal
 from gristmill.job.delivery import same_table
-from gristmill.stores.contract import Mark
+from gristmill.stores.contract import Mark, Place
 from gristmill.stores.delivery import opened
 from gristmill.stores.pgidentity import Identity, are_same
 from gristmill.stores.results import identity
+from gristmill.stores.unmoved import both
 
 ROWS = 10
 CLAIMS = Path("out/_gristmill/generations")
@@ -244,6 +245,9 @@ def test_the_table_that_the_job_reads_in_postgres(postgres: str, database: Any, 
         model, sink = gm.model(doubled, returns={"y": "int64"}), gm.sink("out", keep="id")
         return gm.Job(read, model, sink, workers=0, deliver=gm.to(to, evolve=True))
 
+    zone = f"{postgres}&options=-c%20search_path%3Darea%20-c%20timezone%3DAmerica/New_York"
+    with pytest.raises(gm.BadJob, match="is the table that the job reads"):
+        made(f"{zone}#scores", f"{found}#scores").run()
     for read, to in (("#scores", "#area.scores"), ("#area.scores", "#scores"), ("#scores", "#scores")):
         with pytest.raises(gm.BadJob, match="is the table that the job reads"):
             made(found + read, found + to).run()
@@ -293,6 +297,21 @@ def test_whether_two_servers_have_one_table(one: dict[str, Any], other: dict[str
     """A standby has the tables of its server; a copy that runs by itself has others with the same numbers."""
     usual = {"table": 1, "database": 5, "started": "0", "standby": False, "system": 7}
     assert are_same(Identity(**{**usual, **one}), Identity(**{**usual, **other})) is same
+
+
+def test_two_addresses_of_a_table_that_others_change() -> None:
+    """What changed between two looks is no difference between the places; what changes all the time tells nothing."""
+    moments = iter(range(1000))
+    here, there = (Place("iceberg", uri, "", uri) for uri in ("iceberg://a/own.t", "iceberg://b/own.t"))
+    until = {"still": 3}
+
+    def look(place: Place) -> tuple[str, int]:
+        return ("table", min(next(moments), until["still"]))
+
+    assert both(look, here, there) == (("table", 3), ("table", 3))
+    until["still"] = 1000
+    assert both(look, here, there) is None
+    assert both(lambda place: place.uri, here, there) == (here.uri, there.uri)
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [

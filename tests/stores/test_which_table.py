@@ -550,6 +550,41 @@ def test_one_of_postgres_on_another_server(postgres: str, tmp_path: Path) -> Non
         assert sorted(shop.seen("scores") or ()) == [1, 2]
 
 
+@pytest.mark.parametrize("stays", ["behind", "here"])
+def test_one_of_postgres_that_was_put_aside(stays: str, postgres: str, tmp_path: Path) -> None:
+    """A schema that is restored, or cloned, while the original is still there under another name has its own marks."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, 2, mode="upsert", key="id")
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        aside, tables = f"{schema}_aside", ("scores", "gristmill_marks")
+        moves = [f"ALTER TABLE {table} SET SCHEMA {aside}" for table in tables]
+        copies = [f"CREATE TABLE {table} (LIKE {aside}.{table} INCLUDING ALL)" for table in tables]
+        rows = [f"INSERT INTO {table} SELECT * FROM {aside}.{table}" for table in tables]
+        swap = [f"ALTER SCHEMA {schema} RENAME TO {schema}_t", f"ALTER SCHEMA {aside} RENAME TO {schema}"]
+        back = [*swap, f"ALTER SCHEMA {schema}_t RENAME TO {aside}"] if stays == "here" else []
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {aside}", *moves, *copies, *rows, *back)
+        copy = shop.address("scores").replace(f"#{schema}.", f"#{aside}.") if back else shop.address("scores")
+        try:
+            with gm.lookup(copy) as lookup:  # the key is in the mark
+                assert lookup.get(2)["v"] == [1.0, 2.0] and lookup.generation == 1
+            to = gm.to(copy, mode="upsert", key="id")
+            nightly = job(tmp_path, [3], on_new_files="append", deliver=[to])
+            assert nightly.run().deliveries[-1].rows == 1 and gm.verify(nightly).ok
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {aside} CASCADE")
+
+
+def test_tables_of_sqlite_with_a_dot_in_their_names(tmp_path: Path) -> None:
+    """Each is looked for by its whole name: one beside another of the same job is not taken for it, renamed."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        made = [f'CREATE TABLE "shop.{name}" (id INTEGER, v BLOB, y INTEGER)' for name in "ab"]
+        filled = [f"""INSERT INTO "shop.{name}" VALUES (900, NULL, 1)""" for name in "ab"]
+        ran(shop, "", tmp_path, *made, *filled)
+        to = [gm.to(shop.address(f"shop.{name}"), mode="append") for name in "ab"]
+        for number, one in enumerate(to):
+            assert job(tmp_path, [number], on_new_files="append", deliver=[one]).run().deliveries[-1].rows == number + 1
+
+
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_one_of_postgres_that_is_restored_twice(mode: str, postgres: str, tmp_path: Path) -> None:
     """With its marks, and then alone, from an earlier dump: it has fewer rows than these tell of."""

@@ -44,6 +44,7 @@ from gristmill.stores.lake import (
 from gristmill.stores.lookup import asked, keyed, matching, restored
 from gristmill.stores.refused import refuse, without_far
 from gristmill.stores.sql import quoted
+from gristmill.stores.unmoved import both
 
 PLACES = "gristmill.places"  # the property of a table that has the staging places committed
 NO_RETRIES = {"commit.retry.num-retries": "0"}
@@ -96,11 +97,14 @@ class Iceberg:
     def same(read: Place, to: Place) -> bool | None:
         """See Known. Two that are registered with one table's files are two once one of them has changed."""
         with contextlib.suppress(Exception):  # whatever a catalog's client raises: told where it is opened
-            one, other = (loaded(catalog_of(place), named(place)) for place in (read, to))
-            if one is not None:
-                here, there = ((t.metadata.table_uuid, t.metadata_location) if t else None for t in (one, other))
-                return bool(here == there)
+            found = both(_metadata, read, to)
+            return None if found is None or found[0] is None else found[0] == found[1]
         return None
+
+
+def _metadata(place: Place) -> tuple[str, str] | None:
+    table = loaded(catalog_of(place), named(place))
+    return (str(table.metadata.table_uuid), table.metadata_location) if table else None
 
 
 _: type[StoreKind] = Iceberg  # for mypy

@@ -11,19 +11,21 @@ from gristmill.process.extras import require
 from gristmill.stores.contract import Place
 from gristmill.stores.pgsession import Transaction, connected
 from gristmill.stores.sql import quoted
+from gristmill.stores.unmoved import both
 from gristmill.values import dataclass
 
 _HERE = (
-    "SELECT to_regclass(?)::oid, oid, pg_postmaster_start_time()::text, pg_is_in_recovery() FROM pg_database "
-    "WHERE datname = current_database()"
+    "SELECT to_regclass(?)::oid, oid, extract(epoch FROM pg_postmaster_start_time())::text, pg_is_in_recovery() "
+    "FROM pg_database WHERE datname = current_database()"
 )
 _MAY = "SELECT has_function_privilege(to_regprocedure('pg_catalog.pg_control_system()'), 'EXECUTE')"
 
 
 @dataclass(frozen=True)
 class Identity:
-    """A table (None: there is none) and its database by their numbers, and their server: since when it runs, whether it
-    is a standby, and the number that it shares with its standbys and copies (None: that is kept from this role).
+    """A table (None: there is none) and its database by their numbers, and their server: since when it runs, in seconds
+    since 1970, which each session tells alike, whether it is a standby, and the number that it shares with its standbys
+    and copies (None: that is kept from this role).
     """
 
     table: int | None
@@ -38,7 +40,8 @@ def same(read: Place, to: Place) -> bool | None:
     with contextlib.suppress(GristmillError):
         psycopg = require("psycopg", "postgres", to.shown)
         with contextlib.suppress(psycopg.Error):
-            return are_same(_identity(read), _identity(to))
+            found = both(_identity, read, to)
+            return None if found is None else are_same(*found)
     return None
 
 

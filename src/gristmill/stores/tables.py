@@ -197,10 +197,11 @@ class Tables:
 
     def astray(self, sink: str) -> tuple[str, Mark] | None:
         """See Counted."""
-        schema, dot, _ = self._place.name.rpartition(".")
         with self._db.session(write=False) as session:
-            for row in marks_astray(session, self._db.which(session), sink, self._place.shown):
-                if not session.columns(self._db.named(session, f"{schema}{dot}{row.target}")):
+            there = self._db.which(session)
+            schema = self._place.name[: -len(there.name)]  # with its dot; tables of SQLite may have dots in their names
+            for row in marks_astray(session, there, sink, self._place.shown):
+                if not session.columns(self._db.named(session, f"{schema}{row.target}")):
                     return row.target, row.mark
         return None
 
