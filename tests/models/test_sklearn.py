@@ -156,6 +156,9 @@ def test_a_scaler_before_a_model_that_takes_no_missing_values(tmp_path, search):
         job = gm.Job(rows, model, gm.sink(sink, keep=["id"]), on_null=on_null, workers=0, gates={"min_ok": 0.9})
         report = job.run()
         assert report.rows_ok == 198 and gm.dead(sink)["error"].to_pylist() == left
+    holes.to_json(lines := str(tmp_path / "rows.jsonl"), orient="records", lines=True)  # of which no nulls are known
+    with pytest.raises(gm.GateFailed, match=r"with on_null skip .*, or given to .* with on_null keep; that"):
+        gm.Job(lines, model, gm.sink(str(tmp_path / "gated")), workers=0, gates={"min_ok": 1}).run()
 
 
 def test_columns_that_are_no_numbers_reach_a_column_transformer(tmp_path):

@@ -411,7 +411,7 @@ def test_what_is_no_database(tmp_path: Path) -> None:
     with pytest.raises(gm.BadSource, match="did you mean 'duckdb'"):
         read(f"duckbd://{tmp_path}/a.duckdb#rows", tmp_path / "no")
     (tmp_path / "a.sqlite").touch()
-    with pytest.raises(gm.BadSource, match="is read as sqlite://FILE#TABLE, or with a query"):
+    with pytest.raises(gm.BadSource, match=r"is read as sqlite://FILE#TABLE, .* name those \(FOLDER/\*.jpg\)"):
         read(str(tmp_path / "a.sqlite"), tmp_path / "no")
     assert not (tmp_path / "no").exists()
 

@@ -61,11 +61,14 @@ def _why(errors: Mapping[str, float]) -> str:
         "; rows with NaN or infinite answers are published with on_nan keep (--on-nan keep, on_nan='keep'), which "
         "makes it another job"
     )
-    skip = (
-        "; rows with nulls are left out with on_null skip (--on-null skip, on_null='skip'), which makes it another job"
-    )
     told = keep if {"NaN", "Infinite"} & errors.keys() else ""
-    return worst(errors) + told + (skip if {"NullText", "NullFeature", "NullColumn"} & errors.keys() else "")
+    if {"NullText", "NullFeature", "NullColumn"} & errors.keys():
+        handled = "" if "NullText" in errors else ", or given to a model that handles them with on_null keep"
+        told += (
+            f"; rows with nulls are left out with on_null skip (--on-null skip, on_null='skip'){handled}; that makes "
+            "it another job"
+        )
+    return worst(errors) + told
 
 
 def account(counts: Counts, planned: int | None) -> None:

@@ -179,7 +179,10 @@ def _unknown(suffix: str) -> str:
     if suffix in _PACKED:
         return _packed(suffix)
     if suffix in _DATABASES:
-        return f"a file of a database is read as {_DATABASES[suffix]}://FILE#TABLE, or with a query"
+        return (
+            f"a file of a database is read as {_DATABASES[suffix]}://FILE#TABLE, or with a query; beside others that "
+            "are read, name those (FOLDER/*.jpg), or read all of them as they are (format='binary')"
+        )
     alike = difflib.get_close_matches(suffix, [s for of in suffixes.values() for s in of], n=1, cutoff=0.7)
     hint = f"did you mean {alike[0]}? " if alike else ""
     what = f"suffix {suffix!r} is not a known format" if suffix else "there is no suffix to tell the format by"
