@@ -277,7 +277,9 @@ def test_calls_that_change_what_their_process_prints_to(how: str, capfd: pytest.
     with within(60):
         found = gm.map(function, [0.01, 60.0, 0.02], timeout=0.5, return_exceptions=True, max_parallelism=1)
     assert found[::2] == [0.01, 0.02]
-    assert isinstance(found[1], gm.CallTimeout) and "called.py" in str(found[1])
+    assert isinstance(found[1], gm.CallTimeout)
+    # Whoever takes the timer away may be given up from outside first, which does not see where it was.
+    assert "called.py" in str(found[1]) or (how == "timer" and "without a sign of life" in str(found[1]))
     if how == "timer":
         assert capfd.readouterr().out == "heard\n" * 3
 
