@@ -249,7 +249,7 @@ def _measures(column: Column) -> list[str]:
         lines.append(f"{units.plural(column.equal, 'row')} equal")
         if m.compared:
             lines.append(f"cosine mean {_figure(m.mean)}, min {_figure(m.min)}")
-            lines += [f"cosine of {_lowest(s)} below {_figure(q)}" for s, q in m.quantiles.items()]
+            lines += [f"cosine of {_lowest(s)} at most {_figure(q)}" for s, q in m.quantiles.items()]
         if m.undefined:
             of = f", {units.count(m.lengths_differ)} of other lengths" if m.lengths_differ else ""
             lines.append(f"no cosine: {units.plural(m.undefined, 'row')}{of}")

@@ -63,7 +63,7 @@ def maker(result: Publication, generation: Generation, receipt: Receipt, number:
             row = before
     except Untold:
         certain = False
-    body = next(_published(result, row.generation), None)
+    body = next(publications_of(result, row.generation), None)
     if not certain and row.generation != generation.number and body is not None and not body.updated:
         certain = True  # no update: it scored all its rows
     if certain and row.generation == generation.number:
@@ -115,7 +115,7 @@ def _looked_up(generation: Generation, done: Receipt, row: Row, kept: Kept) -> R
     return Row(int(found[1]), int(found[2]), int(entry["source"]))
 
 
-def _published(result: Publication, generation: int) -> Iterator[Success]:
+def publications_of(result: Publication, generation: int) -> Iterator[Success]:
     """What a generation had published, the latest first."""
     for number in range(result.number, 0, -1):
         one = load(result.root, number, result.files)

@@ -41,7 +41,9 @@ class Input:
 
 @dataclass(frozen=True)
 class Run:
-    """What scored a row: a generation by number, folder and verb, when it was planned, and on what it ran."""
+    """What scored a row: a generation by number, folder and verb, when it was planned and published ("" where the sink
+    does not tell it any more), and on what it ran.
+    """
 
     generation: int
     folder: str
@@ -135,7 +137,8 @@ def _lines(p: Proof) -> list[str]:
     lines += [("version", f"{one}, sha256 {_short(one.digest)}") for one in p.model.named]
     lines.append(("code", f"{_short(p.code)}, of {units.plural(p.code_parts, 'part')}"))
     on = ", ".join(f"{name} {value}" for name, value in p.run.runs_on.items())
-    lines.append(("run", f"{p.run.folder} ({p.run.verb}), planned {p.run.planned}, published {p.run.published}; {on}"))
+    when = f", published {p.run.published}" if p.run.published else ""
+    lines.append(("run", f"{p.run.folder} ({p.run.verb}), planned {p.run.planned}{when}; {on}"))
     if p.made_by is not None:
         lines.append(("made by", _maker(p.made_by)))
     lines.append(("root", p.root or "none: published by an earlier version"))

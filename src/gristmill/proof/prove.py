@@ -291,9 +291,9 @@ def _proof(found: Found, name: str, checks: list[Check], path: Path | None, aske
     assert spot is not None
     about, generation = member.plan.about, member.generation
     code = digests.compared(about.fingerprint.code)
-    run = Run(
-        generation.number, generation.name, generation.kind, about.created, result.body.published, about.runs_on.told()
-    )
+    body = next(keeping.publications_of(result, generation.number), None)
+    when = "" if body is None else body.published
+    run = Run(generation.number, generation.name, generation.kind, about.created, when, about.runs_on.told())
     return Proof(
         sink=name,
         outcome="unknown" if found.doubt else "answer" if found.letter is None else "dead",
