@@ -24,6 +24,7 @@ import gristmill as gm
 from gristmill.sinks import jsonread
 from gristmill.sinks.jsonread import stored
 from gristmill.sinks.jsontext import json_lines
+from gristmill.sinks.jsonyears import is_beyond
 
 INTEGERS = {
     f"{u}int{b}": (0 if u else -(2 ** (b - 1)), 2 ** (b if u else b - 1) - 1)
@@ -178,6 +179,15 @@ _FAR = [
     pa.array([[("k", 0)], [("k", 10**13)], None], pa.map_(pa.string(), pa.timestamp("s"))),
     pa.array([0, 10**13, None], pa.timestamp("s")).dictionary_encode(),
 ]
+_RUNS = pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array([0, 3_000_000], pa.date32()))
+
+
+def test_what_of_a_dictionary_is_beyond_the_calendar() -> None:
+    """Only the values that rows have, whatever way these are kept in."""
+    for kept in (_RUNS, _RUNS.values.take(pa.array([0, 1, 1]))):
+        for index, beyond in (([0, None], False), ([0, 2], True)):
+            values = pa.DictionaryArray.from_arrays(pa.array(index, pa.int32()), kept)
+            assert is_beyond(values) is beyond
 
 
 @pytest.mark.parametrize("made", _FAR, ids=lambda made: str(made.type).split("<")[0] + str(made.type)[-6:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -583,6 +584,22 @@ def test_tables_of_sqlite_with_a_dot_in_their_names(tmp_path: Path) -> None:
         to = [gm.to(shop.address(f"shop.{name}"), mode="append") for name in "ab"]
         for number, one in enumerate(to):
             assert job(tmp_path, [number], on_new_files="append", deliver=[one]).run().deliveries[-1].rows == number + 1
+
+
+def test_a_copy_by_its_own_sql(tmp_path: Path) -> None:
+    """In SQLite it has the table's witness: the marks stay the table's, while it is there and when it is gone."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        for sink, ids in (("one", [1, 2]), ("other", [7, 8])):
+            night(shop, tmp_path / sink, *ids)
+        with sqlite3.connect(tmp_path / "shop.sqlite") as db:
+            ((made,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = 'scores'").fetchall()
+        copy = made.replace("scores", "kept", 1)
+        ran(shop, "", tmp_path, copy, "INSERT INTO kept SELECT * FROM scores")
+        assert night(shop, tmp_path / "one", 3) == 1
+        ran(shop, "", tmp_path, "DROP TABLE kept")
+        for sink, new in (("one", 4), ("other", 9)):
+            assert night(shop, tmp_path / sink, new) == 1
+        once(shop, "scores", [1, 2, 3, 4, 7, 8, 9])
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

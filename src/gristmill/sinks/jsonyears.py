@@ -47,7 +47,9 @@ def is_beyond(values: pa.Array) -> bool:
     if not _dated(kind):
         return False
     if t.is_dictionary(kind):
-        return is_beyond(values.dictionary_decode())
+        inner = values.dictionary
+        flat = inner if (bare := plain(inner.type)) == inner.type else lossless(inner, bare)
+        return is_beyond(flat.take(values.indices.unique().drop_null()))
     if (bare := plain(kind)) != kind:
         return is_beyond(lossless(values, bare))
     if t.is_date(kind):

@@ -310,7 +310,8 @@ def _which(session: Session, name: str, now: str | None = None) -> Which:
     """By the witness in its SQL: a root page is used again, and VACUUM gives others. `now` is what was told before."""
 
     def elsewhere(told: str) -> bool:
-        return any(folded(table) != folded(name) for table in _with_witness(session, told.split(maxsplit=1)[0]))
+        has = {folded(table) for table in _with_witness(session, told.split(maxsplit=1)[0])}
+        return bool(has) and folded(name) not in has  # a copy of the target has its witness, too
 
     return Which(folded(name), _witness_of(session, name) if now is None else now, quoted(MARKS), elsewhere)
 
