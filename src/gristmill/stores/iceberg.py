@@ -99,7 +99,7 @@ class Iceberg:
         stands still, they may be one.
         """
         with contextlib.suppress(Exception):  # whatever a catalog's client raises: told where it is opened
-            found = both(_metadata, read, to) or both(_number, read, to)
+            found: tuple[object, object] | None = both(_metadata, read, to) or both(_number, read, to)
             return None if found is None or found[0] is None else found[0] == found[1]
         return None
 
