@@ -16,10 +16,12 @@ import gristmill as gm
 from gristmill.files.disk import LOCAL
 from gristmill.files.document import seal, unseal
 from gristmill.job.delivery import same_table
+from gristmill.job.snapshots import wanted
 from gristmill.stores.contract import Mark, Place
 from gristmill.stores.delivery import opened
 from gristmill.stores.pgidentity import Identity, are_same
 from gristmill.stores.results import identity
+from gristmill.stores.sametable import is_read
 from gristmill.stores.unmoved import both
 
 ROWS = 10
@@ -281,6 +283,55 @@ def test_the_table_that_the_job_reads_in_iceberg(folder: Path) -> None:
     with pytest.raises(gm.BadJob, match="is the table that the job reads"):
         delivering("iceberg://b/own.t", 0).run()
     assert delivering("iceberg://a/own.t", 1).run().deliveries
+
+
+def test_a_table_in_iceberg_that_never_stands_still(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As others commit between any two looks: by another name of its catalog it is the table that the job reads."""
+    from pyiceberg.catalog import load_catalog
+
+    from gristmill.stores import iceberg
+
+    about = {"type": "sql", "uri": f"sqlite:///{folder}/c.db", "warehouse": f"file://{folder}/lake"}
+    one, other = (load_catalog(name, **about) for name in "ab")
+    one.create_namespace("own")
+    gm.deliver(job(sink="before").run().sink, gm.to("iceberg://a/own.t", options=about))
+    other.create_namespace("own")
+    other.register_table("own.t", one.load_table("own.t").metadata_location)
+    follows = "UPDATE iceberg_tables SET metadata_location = NEW.metadata_location WHERE catalog_name = 'b'"
+    with closing(sqlite3.connect("c.db")) as db:  # which a catalog of another kind would do, too
+        db.execute(
+            f"CREATE TRIGGER both AFTER UPDATE ON iceberg_tables WHEN NEW.catalog_name = 'a' BEGIN {follows}; END"
+        )
+    looked = iceberg.loaded
+
+    def loaded(catalog: Any, name: tuple[str, ...]) -> Any:
+        found = looked(catalog, name)
+        one.load_table("own.t").transaction().set_properties({"at": str(next(times))}).commit_transaction()
+        return found
+
+    times = iter(range(1000))
+    monkeypatch.setattr(iceberg, "loaded", loaded)
+    (read,) = wanted(gm.source("iceberg://a/own.t", storage=about))
+    assert is_read(read, gm.to("iceberg://b/own.t", options=about).place)
+
+
+@pytest.mark.parametrize(("read", "to", "options", "same"), [
+    ("u@db/shop#own.t", "u@db/shop#own.t", {}, True),
+    ("reader@db/shop#own.t", "writer@db/shop#own.t", {}, True),
+    ("u@db/shop#t", "u@db/shop#t", {}, True),
+    ("reader@db/shop#t", "writer@db/shop#t", {}, False),
+    ("reader@db#own.t", "writer@db#own.t", {}, False),
+    ("u@db/shop#t", "u@db/shop#t", {"options": "-c search_path=own"}, False),
+])  # fmt: skip
+def test_one_address_of_several_servers(
+    read: str, to: str, options: dict[str, str], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which are not told apart by it, so that the next session may come to either: it leads to what the job reads."""
+    usual = {"table": 1, "database": 5, "standby": False, "system": 7}
+    seen = tuple(Identity(started=started, **usual) for started in "01")
+    monkeypatch.setattr("gristmill.stores.pgidentity.both", lambda *_: seen)
+    (asked,) = wanted(gm.source(f"postgresql://{read}"))
+    assert is_read(asked, gm.to(f"postgresql://{to}", options=options).place) is same
 
 
 @pytest.mark.parametrize(("one", "other", "same"), [

@@ -551,6 +551,54 @@ def test_one_of_postgres_on_another_server(postgres: str, tmp_path: Path) -> Non
         assert sorted(shop.seen("scores") or ()) == [1, 2]
 
 
+@pytest.fixture
+def unprivileged(postgres: str) -> Iterator[None]:
+    """Nobody but a superuser may ask which server this is, as where somebody else runs it."""
+    import psycopg
+
+    function = "EXECUTE ON FUNCTION pg_control_system()"
+    with psycopg.connect(postgres, autocommit=True) as db:
+        db.execute("CREATE ROLE guest LOGIN")
+        db.execute(f"REVOKE {function} FROM public")
+        try:
+            yield
+        finally:
+            db.execute(f"GRANT {function} TO public")
+            db.execute("DROP OWNED BY guest")
+            db.execute("DROP ROLE guest")
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_a_clone_in_postgres_that_others_look_at(postgres: str, tmp_path: Path) -> None:
+    """Who may ask for tables alone: its marks are read by everybody."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, 2, mode="upsert", key="id")
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        clone, copy = f"{schema}_clone", "CREATE TABLE {}.{} AS TABLE {}"
+        copies = [copy.format(clone, table, table) for table in ("scores", "gristmill_marks")]
+        rights = [f"GRANT {what} {clone} TO guest" for what in ("USAGE ON SCHEMA", "SELECT ON ALL TABLES IN SCHEMA")]
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {clone}", *copies, *rights)
+        guest = gm.to(shop.address("scores").replace(f"#{schema}.", f"#{clone}."), options={"user": "guest"})
+        try:
+            with gm.lookup(guest) as lookup:  # the key is in the mark
+                assert lookup.get(2)["v"] == [1.0, 2.0] and lookup.generation == 1
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {clone} CASCADE")
+
+
+def test_one_of_postgres_whose_marks_are_copied_in_their_place(postgres: str, tmp_path: Path) -> None:
+    """They are those of the table that is there by another name: one that others made by the name it had has none."""
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, 2)
+        renamed = ("ALTER TABLE scores RENAME TO second", BY_A_SCRIPT[shop.name])
+        ran(shop, postgres, tmp_path, *copied("gristmill_marks"), *renamed)
+        ran(shop, postgres, tmp_path, "INSERT INTO scores (id) VALUES (-1), (-2)")
+        with pytest.raises(gm.BadJob, match="cannot be told: the table is another one"):
+            night(shop, tmp_path, 3)
+        assert night(shop, tmp_path, 4, name="second") == 2
+        once(shop, "second", [1, 2, 3, 4])
+
+
 @pytest.mark.parametrize("stays", ["behind", "here"])
 def test_one_of_postgres_that_was_put_aside(stays: str, postgres: str, tmp_path: Path) -> None:
     """A schema that is restored, or cloned, while the original is still there under another name has its own marks."""
@@ -600,6 +648,15 @@ def test_a_copy_by_its_own_sql(tmp_path: Path) -> None:
         for sink, new in (("one", 4), ("other", 9)):
             assert night(shop, tmp_path / sink, new) == 1
         once(shop, "scores", [1, 2, 3, 4, 7, 8, 9])
+
+
+def test_a_table_of_sqlite_with_the_end_of_another_s_name(tmp_path: Path) -> None:
+    """Behind a dot: as it tells what it is, it is not the one that was dropped, and gets all rows."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        night(shop, tmp_path, 1, name="old.a")
+        night(shop, tmp_path / "other", 7, name="new.a")
+        ran(shop, "", tmp_path, 'DROP TABLE "old.a"', "DELETE FROM gristmill_marks")
+        assert night(shop, tmp_path, 2, name="new.a") == 2
 
 
 @pytest.mark.parametrize("mode", ["append", "upsert"])

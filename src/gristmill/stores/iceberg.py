@@ -95,9 +95,11 @@ class Iceberg:
 
     @staticmethod
     def same(read: Place, to: Place) -> bool | None:
-        """See Known. Two that are registered with one table's files are two once one of them has changed."""
+        """See Known. Two that are registered with one table's files are two once one of them has changed; if that never
+        stands still, they may be one.
+        """
         with contextlib.suppress(Exception):  # whatever a catalog's client raises: told where it is opened
-            found = both(_metadata, read, to)
+            found: tuple[object, object] | None = both(_metadata, read, to) or both(_number, read, to)
             return None if found is None or found[0] is None else found[0] == found[1]
         return None
 
@@ -105,6 +107,11 @@ class Iceberg:
 def _metadata(place: Place) -> tuple[str, str] | None:
     table = loaded(catalog_of(place), named(place))
     return (str(table.metadata.table_uuid), table.metadata_location) if table else None
+
+
+def _number(place: Place) -> str | None:
+    found = _metadata(place)
+    return found[0] if found else None
 
 
 _: type[StoreKind] = Iceberg  # for mypy

@@ -114,9 +114,14 @@ def which(session: Session, schema: str, table: str, shown: str, *, reads: bool 
     marks, target = (f"{quoted(schema)}.{quoted(name)}" for name in (MARKS, table))
 
     def elsewhere(told: str) -> bool:
-        number, _, *of = told.split()
-        sql = "SELECT 1 FROM pg_class WHERE oid = ?::oid AND oid IS DISTINCT FROM to_regclass(?) AND relkind IN"
-        return (not at or of == at) and bool(session.run(f"{sql} ('r', 'p')", number, target))
+        number, beside, *of = told.split()
+        # In a copy of the table of marks that it was written into, a mark is of the table that was copied with it,
+        # whether or not the original is there as well; unless that is in this schema, too.
+        sql = (
+            "SELECT 1 FROM pg_class WHERE oid = ?::oid AND oid IS DISTINCT FROM to_regclass(?) AND relkind IN "
+            "('r', 'p') AND (to_regclass(?) = ?::oid OR relnamespace = to_regnamespace(?))"
+        )
+        return (not at or of == at) and bool(session.run(sql, number, target, marks, beside, quoted(schema)))
 
     at: list[str] = []
     may = "SELECT has_function_privilege(to_regprocedure('pg_catalog.pg_control_system()'), 'EXECUTE')"

@@ -5,6 +5,7 @@ there, as one file has several names, and a server several addresses and default
 from __future__ import annotations
 
 import contextlib
+from urllib.parse import urlsplit
 
 from gristmill.errors import GristmillError
 from gristmill.files.disk import which_file
@@ -24,8 +25,19 @@ def is_read(wanted: Wanted, to: Place) -> bool:
             return False
         return same_table(read, to) or (_table(read) == _table(to) and _is_one_file(_path(read), _path(to)))
     kind = STORES.get(to.store)
-    told = kind.same(read, to) if hasattr(kind, "same") else None
+    told = kind.same(read, to) if hasattr(kind, "same") and not _is_one_address(read, to) else None
     return same_table(read, to) if told is None else bool(told)
+
+
+def _is_one_address(read: Place, to: Place) -> bool:
+    """Whether both are spelled alike, whoever comes there where that chooses neither database nor schema. Several
+    servers may answer at one address: that two of them differ says nothing of where the next session ends up.
+    """
+    one, other = urlsplit(read.uri), urlsplit(to.uri)
+    hosts = [parts.netloc.rpartition("@")[2] for parts in (one, other)]
+    chosen = one.username == other.username or ("." in to.name and one.path.strip("/"))
+    said = (one.path, one.query, read.name, read.options) == (other.path, other.query, to.name, to.options)
+    return bool(hosts[0] == hosts[1] and said and chosen)
 
 
 def _is_files(place: Place) -> bool:

@@ -168,7 +168,7 @@ def marks_of(session: Session, there: Which, shown: str) -> Marks:
     named = [row for row in rows if row.target == there.name and row.at == there.marks]
     if own := [row for row in rows if _came_to(row.mark, there.now)]:
         return Marks(there, own, (), _without(named, own), certain=True, restored=False)
-    loose = [row for row in named if not _of_another(row.mark, there)]
+    loose = [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
     group = _group(loose)
     restored = bool(group) and _restored(group[0].mark, there.now)
     # Where the table does not tell, but others of its name did, it may be any of them.
@@ -186,7 +186,7 @@ def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Itera
     for target, which, body in session.run(sql, sink, there.name):
         mark = Mark.load(body.encode(), shown)
         another = there.now and mark.table and not _restored(mark, there.now)
-        if not another and not _of_another(mark, there):
+        if not another and not (mark.table and there.elsewhere(mark.table)):
             yield Row(at, target, which, mark)
 
 
@@ -278,15 +278,6 @@ def _came_to(mark: Mark, now: str) -> bool:
 def _elsewhere(own: Sequence[str], there: Sequence[str]) -> bool:
     """Whether a table was in another database, whose numbers say nothing here."""
     return min(len(own), len(there)) > 2 and own[2:] != there[2:]
-
-
-def _of_another(mark: Mark, there: Which) -> bool:
-    """Whether a mark is of a table that is known to have another name. One in a copy of the table of marks that it was
-    written into is of the table that was copied with it, whether or not the original is there as well.
-    """
-    own, here = mark.table.split(), there.now.split()
-    copied = bool(own and here) and own[1] != here[1]
-    return bool(own) and not copied and there.elsewhere(mark.table)
 
 
 def _restored(mark: Mark, now: str) -> bool:

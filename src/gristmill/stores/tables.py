@@ -189,11 +189,12 @@ class Tables:
 
     def was(self, name: str) -> bool:
         """See Counted. A table that tells which it is has its marks, but for those in schemas that may not be read."""
-        moved = name.rpartition(".")[2] == self._place.name.rpartition(".")[2]
         with self._db.session(write=False) as session:
+            table = self._db.named(session, name)
+            moved = table.rpartition('."')[2] == self._db.target().rpartition('."')[2]  # a name itself may have a dot
             if self._db.which(session).now and not moved:
                 return False
-            return not session.columns(self._db.named(session, name))
+            return not session.columns(table)
 
     def astray(self, sink: str) -> tuple[str, Mark] | None:
         """See Counted."""
