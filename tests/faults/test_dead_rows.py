@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -89,6 +90,42 @@ def test_fault_68_the_gate_that_is_advised_holds(quick: Path) -> None:
     (advised,) = re.findall(r"--min-ok (0\.\d+)", str(early.value))
     assert 0.8 < float(advised) < 0.96
     assert job(float(advised)).run().rows_dead == len(bad)
+
+
+def _lines(folder: Path, texts: list[str]) -> str:
+    lines = [json.dumps({"id": i, "x": float(i), "text": text}) for i, text in enumerate(texts)]
+    (folder / "in.jsonl").write_text("\n".join(lines) + "\n")
+    return str(folder / "in.jsonl")
+
+
+def test_a_gate_over_lines_stops_early(tmp_path: Path) -> None:
+    """Where only reading tells how many rows there are, a run ends once ten times as many as are foretold are not
+    enough; going on says so at once, and `accept` goes on.
+    """
+    source, bad = _lines(tmp_path, ["some text"] * 1000), list(range(0, 1000, 2))
+    job = gm.Job(source, _picky(bad), str(tmp_path / "out"), workers=0, shard_rows=50)
+    with pytest.raises(
+        gm.GateFailed, match=r"min_ok 0\.99 can no longer hold.*there can be by the bytes left"
+    ) as first:
+        job.run()
+    (scored,) = re.findall(r"of ([\d,]+) rows so far", str(first.value))
+    assert 50 <= int(scored.replace(",", "")) < 500
+    with pytest.raises(gm.GateFailed) as again:
+        job.run()
+    assert str(again.value) == str(first.value)
+    with pytest.warns(gm.GristmillWarning, match="500 of 1000 rows"):
+        assert job.run(accept=True).rows_dead == 500
+
+
+def test_a_gate_over_lines_waits_for_shorter_ones(tmp_path: Path) -> None:
+    """Long rows, which come first, fail: by their bytes there would be few others, and the gate holds in the end."""
+    source = _lines(tmp_path, ["long" * 50] * 300 + ["x"] * 5700)
+    gates = {"min_ok": 0.98, "warn_failed": 0.01}
+    job = gm.Job(
+        source, _picky(list(range(100))), str(tmp_path / "out"), workers=0, shard_rows=100, batch_rows=50, gates=gates
+    )
+    with pytest.warns(gm.GristmillWarning, match="100 of 6000 rows"):
+        assert job.run().rows_ok == 5900
 
 
 @pytest.mark.parametrize("bad_shards", [1, 2])

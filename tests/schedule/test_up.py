@@ -185,8 +185,9 @@ def test_variables_that_only_the_schedule_gives(tmp_path: Path, capsys: pytest.C
         "schedule: {cron: '30 0 * * *', timezone: Asia/Tokyo}\n"
     )
     for tick, day in (("2026-01-02T00:30", "2026-01-02"), ("2026-01-01T15:30+00:00", "2026-01-02")):
-        assert main(["run", str(path), "--scheduled", tick]) == 2
-        assert f"in-{day}.parquet" in capsys.readouterr().err
+        for verb in ("run", "plan"):
+            assert main([verb, str(path), "--scheduled", tick]) == 2
+            assert f"in-{day}.parquet" in capsys.readouterr().err
 
 
 def test_after_jobs_with_other_shifts(tmp_path: Path) -> None:

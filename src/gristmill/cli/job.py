@@ -45,7 +45,7 @@ scheduled = words.option(
     metavar="TIME",
     callback=instant,
     group="Job",
-    help="The time that this run was scheduled for: its schedule's variables are of it, its deadline counts from it",
+    help="The time that the run was scheduled for: its schedule's variables are of it, its deadline counts from it",
 )
 
 
@@ -112,6 +112,7 @@ PLAN = """
 gristmill plan job.yaml
 gristmill plan job.yaml --var ds=2026-01-01 --json
 gristmill plan pipeline.py:reviews
+gristmill plan nightly.yaml --scheduled 2026-01-01T23:00
 gristmill plan job.yaml --probe --hour-price 2.50
 """
 
@@ -125,6 +126,7 @@ gristmill plan job.yaml --probe --hour-price 2.50
     group="What it shows",
     help="Score some rows to tell how long it takes, if no earlier run does; nothing is left in the sink",
 )
+@scheduled
 @words.sets
 @words.variables
 @words.as_json

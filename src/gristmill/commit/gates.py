@@ -80,9 +80,11 @@ def account(counts: Counts, planned: int | None) -> None:
         raise GateFailed(f"the counts do not add up: {wrong}; nothing was published", gates=["counts"])
 
 
-def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float], look: str) -> None:
-    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be. `look`
-    says how dead rows can be read.
+def early(
+    gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float], look: str, *, exact: bool = True
+) -> None:
+    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be, of which
+    there are no more if that is not `exact`. `look` says how dead rows can be read.
     """
     dead = counts.all_dead
     possible = planned - counts.filtered - counts.derived_filtered
@@ -90,7 +92,8 @@ def early(gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float
         scored = counts.ok + dead
         what = f"can no longer hold: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
         rest = possible - scored
-        most = f", and at most {gates.allowed(possible):,} of all {possible:,} may be" if rest > 0 else ""
+        whole = f"all {possible:,}" if exact else f"the {possible:,} that there can be by the bytes left"
+        most = f", and at most {gates.allowed(possible):,} of {whole} may be" if rest > 0 else ""
         ways = _way_out(look, dead, scored, rest)
         raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {ways}", gates=["min_ok"])
 

@@ -297,12 +297,13 @@ class Scoring:
 
     def _check_early(self) -> None:
         at, so_far = self.at, self.tally.counts
-        if not isinstance(at, Planned) or (rows := at.plan.shards.rows()) is None:
+        if not isinstance(at, Planned) or (rows := self.tally.rows_at_most()) is None:
             return
         expanding = so_far.derived > so_far.expanded or any(s.kind == "flat_map" for s in at.spec.steps)
         if not (expanding or at.retries or at.verbs.accept):
             with at.log.gate():
-                gates.early(at.spec.gates, so_far, rows, self.tally.errors, at.look)
+                exact = at.plan.shards.rows() is not None
+                gates.early(at.spec.gates, so_far, rows, self.tally.errors, at.look, exact=exact)
 
     # ------------------------------------------------ receipts
 

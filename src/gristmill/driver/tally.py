@@ -5,6 +5,7 @@ separate.
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
@@ -23,6 +24,7 @@ from gristmill.shards.shard import ShardTable
 from gristmill.values import dataclass
 
 MOST_SLOW = 10  # of the slowest shards
+MARGIN = 10  # times as many rows as the bytes foretell: those that were read may be the longest
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,15 @@ class Tally:
     def rows_done(self) -> int:
         """Source rows in shards that are committed, by this run and those before it."""
         return self._rows
+
+    def rows_at_most(self) -> int | None:
+        """Rows in all shards. Where only reading tells, those of the shards that are done, and MARGIN times as many as
+        these foretell for the rest; None before one is done.
+        """
+        if self._total is not None or not self._weight:
+            return self._total
+        left = self._weights / self._weight - 1
+        return self.counts.rows_in + math.ceil(MARGIN * self.counts.rows_in * left)
 
     def _reach(self, tick: Tick) -> None:
         if self._shards is None or tick.key.startswith("probe"):

@@ -21,10 +21,17 @@ BEYOND = "before the year 1 or after 9999, which JSON Lines cannot hold: use par
 
 def beyond_calendar(rows: pa.Table) -> list[int]:
     """Rows with a date or time, at any depth, before the year 1 or after 9999."""
-    columns = [name for name, kind in zip(rows.column_names, rows.schema.types, strict=True) if _dated(kind)]
-    found: list[int] = []
-    todo = [np.arange(rows.num_rows)] if columns and rows.num_rows else []
-    rows = rows.select(columns)
+    import pyarrow as pa
+
+    beyond, nested = np.zeros(rows.num_rows, np.bool_), []
+    for name, kind in zip(rows.column_names, rows.schema.types, strict=True):
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            beyond |= _those_beyond(rows.column(name))
+        elif _dated(kind):
+            nested.append(name)
+    found = np.flatnonzero(beyond).tolist()
+    todo = [np.flatnonzero(~beyond)] if nested and not beyond.all() else []
+    rows = rows.select(nested)
     while todo:
         index = todo.pop()
         part = rows if len(index) == rows.num_rows else picked(rows, index)
@@ -52,10 +59,8 @@ def is_beyond(values: pa.Array) -> bool:
         return is_beyond(flat.take(values.indices.unique().drop_null()))
     if (bare := plain(kind)) != kind:
         return is_beyond(lossless(values, bare))
-    if t.is_date(kind):
-        return _outside(values.cast(pa.date32()).cast(pa.int32()), 1)
-    if t.is_timestamp(kind):
-        return kind.unit != "ns" and _outside(values.cast(pa.int64()), _A_DAY[kind.unit])
+    if t.is_date(kind) or t.is_timestamp(kind):
+        return bool(_those_beyond(values).any())
     if t.is_map(kind):
         return is_beyond(entries(values))
     if t.is_struct(kind):
@@ -63,11 +68,21 @@ def is_beyond(values: pa.Array) -> bool:
     return is_beyond(values.flatten())  # of any list
 
 
-def _outside(numbers: pa.Array, of_a_day: int) -> bool:
+def _those_beyond(values: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    """Which dates or timestamps are, bool [rows]."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
+    kind = values.type
+    of_a_day = 1 if pa.types.is_date(kind) else _A_DAY.get(kind.unit)
+    if of_a_day is None:
+        return np.zeros(len(values), np.bool_)
+    numbers = values.cast(pa.date32()).cast(pa.int32()) if of_a_day == 1 else values.cast(pa.int64())
     least, most = (v.as_py() for v in pc.min_max(numbers).values())
-    return least is not None and not (FIRST_DAY * of_a_day <= least and most < (LAST_DAY + 1) * of_a_day)
+    if least is None or (FIRST_DAY * of_a_day <= least and most < (LAST_DAY + 1) * of_a_day):
+        return np.zeros(len(values), np.bool_)
+    days = numbers.fill_null(0).to_numpy() // of_a_day  # rounded down, as days before 1970 are
+    return np.asarray((days < FIRST_DAY) | (days > LAST_DAY))
 
 
 def _dated(kind: pa.DataType) -> bool:
