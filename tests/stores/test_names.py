@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 import shops
@@ -55,6 +56,28 @@ def test_tables_that_are_named_as_something_in_a_query(name: str, tmp_path: Path
         _job(tmp_path / store, address).run()
         with gm.lookup(address) as lookup:
             assert [row and row["id"] for row in lookup.get_many([1, 5])] == [1, None]
+
+
+@pytest.mark.parametrize("field", ["of its row", "of none", "another"])
+@pytest.mark.parametrize("delete", [False, True])
+@pytest.mark.parametrize("name", ["s", "T"])
+def test_columns_that_are_named_as_tables_in_a_query(name: str, delete: bool, field: str, tmp_path: Path) -> None:
+    """`s.id` in a subquery of DuckDB is the field of a column `s` before it is the column of a table `s` outside: rows
+    were lost, doubled or left.
+    """
+    address = f"duckdb://{tmp_path}/x.duckdb#t"
+    added = 100 if field == "of none" else 0
+    for first in (0, 3):
+        ids = list(range(first, first + 5))
+        fields = [{"n" if field == "another" else "id": i + added} for i in ids]
+        rows = pa.table({"id": ids, name: fields, "night": [first] * 5})
+        to = gm.to(address, key="id", mode="upsert", delete=delete)
+        job = gm.Job(rows, gm.model(_same, batch_format="arrow"), str(tmp_path / "out"), workers=0, deliver=[to])
+        job.run(restart=True)
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as db:
+        found = db.execute("SELECT id, night FROM t ORDER BY id").fetchall()
+    earlier = [] if delete else [(i, 0) for i in range(3)]
+    assert found == earlier + [(i, 3) for i in range(3, 8)]
 
 
 def test_a_key_of_redis_that_others_have(redis_server: str, tmp_path: Path) -> None:

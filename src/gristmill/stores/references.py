@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gristmill.errors import BadJob
 from gristmill.stores.contract import Load
-from gristmill.stores.sql import Database, Session, quoted, same_key
+from gristmill.stores.sql import NEW, OLD, OTHER, Database, Session, quoted, same_key
 from gristmill.values import dataclass
 
 _AFTER = {"c": "deletes rows there", "n": "takes it from rows there", "d": "takes it from rows there"}
@@ -55,15 +55,16 @@ def refuse_unkeyed(found: Sequence[Reference], load: Load, shown: str) -> None:
 def refuse_referenced(session: Session, database: Database, found: Sequence[Reference], load: Load, shown: str) -> None:
     """Raises BadJob for rows to which others refer, and which are not among the staged rows."""
     stage, target = database.table(load.stage), database.target()
-    staged = f"EXISTS (SELECT 1 FROM {stage} AS s WHERE {{}})"
+    staged = f"EXISTS (SELECT 1 FROM {stage} AS {NEW} WHERE {{}})"
     for reference in found:
         pairs = zip(reference.here, reference.there, strict=True)
-        refers = " AND ".join(f"r.{quoted(there)} = t.{quoted(here)}" for here, there in pairs)
+        refers = " AND ".join(f"{OTHER}.{quoted(there)} = {OLD}.{quoted(here)}" for here, there in pairs)
         gone = f"NOT {staged.format(same_key(session, database, load))}"
         if reference.own:  # a row that goes itself refers to nothing
-            gone += f" AND {staged.format(same_key(session, database, load, 'r'))}"
-        listed = ", ".join(f"t.{quoted(name)}" for name in reference.here)
-        sql = f"SELECT count(*) OVER (), {listed} FROM {reference.table} AS r JOIN {target} AS t ON {refers}"
+            gone += f" AND {staged.format(same_key(session, database, load, OTHER))}"
+        listed = ", ".join(f"{OLD}.{quoted(name)}" for name in reference.here)
+        joined = f"{reference.table} AS {OTHER} JOIN {target} AS {OLD} ON {refers}"
+        sql = f"SELECT count(*) OVER (), {listed} FROM {joined}"
         for count, *key in session.run(f"{sql} WHERE {gone} LIMIT 1"):
             raise BadJob(
                 f"{shown}: {reference}, and {count:,} rows there refer to rows that are not in the result any more "

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MARKS, PARTS = "gristmill_marks", "gristmill_parts"
 WITH_TABLES = "it (with all of its tables)"  # what it is to remove a file that is a database
 ROWS = "gristmill_rows"  # a view, of what is loaded or looked up
+# Tables within statements: rows there, staged ones, and those that refer to them. Shorter names may be columns, too,
+# and in a subquery DuckDB takes `s.x` for a field of a column `s` before it is a column of the table `s` outside.
+OLD, NEW, OTHER = "gristmill_old", "gristmill_new", "gristmill_other"
 
 
 class Session(Protocol):
@@ -311,7 +314,7 @@ def refuse_others(wanted: int, found: int, shown: str, what: str = "there") -> N
 
 def _inserted(session: Session, target: str, stage: str, columns: Sequence[str], where: str = "") -> int:
     names = ", ".join(map(quoted, columns))
-    return session.changed(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage} AS s{where}")
+    return session.changed(f"INSERT INTO {target} ({names}) SELECT {names} FROM {stage} AS {NEW}{where}")
 
 
 def appended(session: Session, database: Database, stage: str, load: Load, shown: str) -> None:
@@ -343,13 +346,13 @@ def moved(
     refuse_others(load.mark.rows, counted(session, target) if meddles else taken, shown)
 
 
-def same_key(session: Session, database: Database, load: Load, row: str = "t") -> str:
-    """Whether a `row` of the target has the key of the staged row `s`, in SQL: by an index of the column's collation,
+def same_key(session: Session, database: Database, load: Load, row: str = OLD) -> str:
+    """Whether a `row` of the target has the key of the staged row, in SQL: by an index of the column's collation,
     and as it is.
     """
     kinds, told = session.columns(database.target()), []
     for name in load.key:
-        own, staged, binary = f"{row}.{quoted(name)}", f"s.{quoted(name)}", database.binary(kinds[name])
+        own, staged, binary = f"{row}.{quoted(name)}", f"{NEW}.{quoted(name)}", database.binary(kinds[name])
         told += [f"{own} = {staged}"] + ([f"{own}{binary} = {staged}{binary}"] if binary else [])
     return " AND ".join(told)
 
@@ -359,16 +362,16 @@ def merged(session: Session, database: Database, stage: str, load: Load, shown: 
     it does not take all of them.
     """
     target, names, same = database.target(), load.schema.names, same_key(session, database, load)
-    other = f" AS t WHERE NOT EXISTS (SELECT 1 FROM {stage} AS s WHERE {same})"
-    new = f" WHERE NOT EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
+    other = f" AS {OLD} WHERE NOT EXISTS (SELECT 1 FROM {stage} AS {NEW} WHERE {same})"
+    new = f" WHERE NOT EXISTS (SELECT 1 FROM {target} AS {OLD} WHERE {same})"
     meddles = database.meddles(session, load)
     before = _Counts.of(session, target, stage, other, new) if meddles else None
     if delete:
         session.run(f"DELETE FROM {target}{other}")
     updated = None
     if values := [n for n in names if n not in load.key]:
-        sets = ", ".join(f"{quoted(n)} = s.{quoted(n)}" for n in values)
-        updated = session.changed(f"UPDATE {target} AS t SET {sets} FROM {stage} AS s WHERE {same}")
+        sets = ", ".join(f"{quoted(n)} = {NEW}.{quoted(n)}" for n in values)
+        updated = session.changed(f"UPDATE {target} AS {OLD} SET {sets} FROM {stage} AS {NEW} WHERE {same}")
         if before is not None and updated < before.own:  # a trigger may keep rows from being written as they are
             updated = before.own - _unlike(session, database, stage, load, same)
     _inserted(session, target, stage, names, new)
@@ -386,9 +389,11 @@ def _unlike(session: Session, database: Database, stage: str, load: Load, same: 
     """How many staged rows have a key of the target, but are not there as they are."""
     target = database.target()
     kinds = session.columns(target)
-    staged, own = (", ".join(f"{at}.{quoted(n)}{database.binary(kinds[n])}" for n in load.schema.names) for at in "st")
-    wanted = f"SELECT {staged} FROM {stage} AS s WHERE EXISTS (SELECT 1 FROM {target} AS t WHERE {same})"
-    return counted(session, f"({wanted} EXCEPT SELECT {own} FROM {target} AS t) AS u")
+    staged, own = (
+        ", ".join(f"{at}.{quoted(n)}{database.binary(kinds[n])}" for n in load.schema.names) for at in (NEW, OLD)
+    )
+    wanted = f"SELECT {staged} FROM {stage} AS {NEW} WHERE EXISTS (SELECT 1 FROM {target} AS {OLD} WHERE {same})"
+    return counted(session, f"({wanted} EXCEPT SELECT {own} FROM {target} AS {OLD}) AS {NEW}")
 
 
 @dataclass(frozen=True)
@@ -402,4 +407,4 @@ class _Counts:
     @classmethod
     def of(cls, session: Session, target: str, stage: str, other: str, new: str) -> _Counts:
         beside = counted(session, target, other)
-        return cls(counted(session, target) - beside, beside, counted(session, stage, f" AS s{new}"))
+        return cls(counted(session, target) - beside, beside, counted(session, stage, f" AS {NEW}{new}"))
