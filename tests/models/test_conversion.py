@@ -132,6 +132,10 @@ def test_series_tensors_and_frames():
     assert result({"x": pd.array([1, None, 3], dtype="Int64")})["x"].to_pylist() == [1, None, 3]
     cut = result({"x": pd.cut(np.array([1, 5, 2]), [0, 3, 9], labels=["low", "high"])})
     assert cut["x"].to_pylist() == ["low", "high", "low"]
+    for nulls in (pd.Categorical([None] * 3), pd.Series([None] * 3, dtype="category")):  # of doubles, to pandas
+        assert result({"x": nulls}).schema.field("x").type == result({"x": [None] * 3}).schema.field("x").type
+    known = pd.Categorical([None] * 3, categories=["a"])
+    assert "string" in str(result({"x": known}).schema.field("x").type)
     assert result(pl.DataFrame({"t": ["a", "b", "c"]})).schema == pa.schema({"t": pa.string()})
     assert result({"t": torch.ones(3, 2, dtype=torch.bfloat16)}).schema.field("t").type == pa.list_(pa.float32(), 2)
 

@@ -273,4 +273,7 @@ def pandas_array(series: Any) -> pa.Array | pa.ChunkedArray:
     found = pa.Array.from_pandas(series)
     if isinstance(found.type, pa.ExtensionType) and found.type.extension_name.startswith("pandas."):
         raise Lossy(f"it is pandas' {series.dtype}, which no file format can hold: astype(str) turns it into text")
+    kind = found.type
+    if pa.types.is_dictionary(kind) and pa.types.is_float64(kind.value_type) and not len(found.dictionary):
+        return pa.nulls(len(found))  # to pandas, categories that no value tells are doubles
     return found

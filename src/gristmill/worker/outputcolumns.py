@@ -39,9 +39,10 @@ def fit(table: pa.Table, schema: pa.Schema) -> pa.Table:
                     "let a step return an array that has a type, pa.array(values, pa.float64()) for one of numbers"
                 ) from e
             raise BadOutput(
-                f"column {f.name!r} does not fit the planned {f.type}: {e}; return one type for all rows (returns= "
-                "declares it), or, if an update keeps answers of that type, score all rows anew (--restart, "
-                "restart=True)"
+                f"column {f.name!r} does not fit the planned {f.type}: {e}; that is its type in the first rows, or if "
+                "none of these has a value, in the result before: return one type for all rows (returns= declares a "
+                "model's, a step returns an array that has it: pa.array(values, pa.float64()) for one of numbers), or, "
+                "if an update keeps answers of that type, score all rows anew (--restart, restart=True)"
             ) from e
     return pa.Table.from_arrays(columns, schema=schema)
 
