@@ -294,10 +294,10 @@ def witnessed(name: str, there: Sequence[tuple[str, str]], marks: str) -> Which:
     own = next((word for table, word in words if table == folded(name)), "")
 
     def having(told: str) -> Sequence[str]:
-        return [table for table, word in words if word == told.split()[0]]
+        return [table for table, word in words if word == told.split(maxsplit=1)[0]]
 
     def elsewhere(told: str) -> bool:
-        return told.split()[0] != own and bool(having(told))
+        return told.split(maxsplit=1)[0] != own and bool(having(told))
 
     others = [table for table in having(own) if table != folded(name)] if own else []
     now = told_by(own, shared=bool(others)) if own else ""

@@ -308,7 +308,7 @@ class File:
 
 
 def _which(session: Session, name: str, known: tuple[str, Sequence[str]] | None = None) -> Which:
-    """By the witness in its SQL: a root page is used again, and VACUUM gives others. `known` is what was told before."""
+    """By the witness in its SQL: a root page is used again, and VACUUM gives others. `known` was told before."""
 
     def having(told: str) -> Sequence[str]:
         return [folded(table) for table in _with_witness(session, told.split(maxsplit=1)[0])]

@@ -73,7 +73,7 @@ class Marks:
         """
         own = _same(now, self.there.now) and not is_shared(now)
         kept = own and not whole and _gone(self.beside, self.there)
-        return told_by(now.split()[0], shared=True) if kept else now
+        return told_by(now.split(maxsplit=1)[0], shared=True) if kept else now
 
     @property
     def held(self) -> list[Mark]:
