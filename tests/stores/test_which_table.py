@@ -716,3 +716,150 @@ def test_a_sink_of_each_night_that_replaces(tmp_path: Path, monkeypatch: pytest.
         ran(shop, "", tmp_path, "CREATE TABLE told (n INTEGER CHECK (n = 2))", f"INSERT INTO told {told}")
         assert night(shop, tmp_path / "3", 9) == 2  # whose rows are known to be gone
         once(shop, "scores", [3, 4, 9])
+
+
+def copy_of(file: Path, table: str, copy: str, *, rows: bool = True) -> tuple[str, ...]:
+    """SQL that copies a table of SQLite by its own SQL, with its witness."""
+    with sqlite3.connect(file) as db:
+        ((made,),) = db.execute("SELECT sql FROM sqlite_master WHERE name = ?", [table]).fetchall()
+    filled = f"INSERT INTO {copy} SELECT * FROM {table}"
+    return (made.replace(table, copy, 1), filled) if rows else (made.replace(table, copy, 1),)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_copy_that_is_delivered_to(rows: bool, tmp_path: Path) -> None:
+    """By another sink, once the table is gone whose SQL it has: it keeps its own marks, and is read by these."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        night(shop, tmp_path / "one", 1, 2)
+        ran(shop, "", tmp_path, *copy_of(tmp_path / "shop.sqlite", "scores", "second", rows=rows))
+        assert [night(shop, tmp_path / "other", 7, name="second"), night(shop, tmp_path / "one", 3)] == [1, 1]
+        ran(shop, "", tmp_path, "DROP TABLE scores")
+        for new in (8, 9):
+            with gm.lookup(shop.address("second"), "id") as lookup:
+                assert lookup.get(7)["v"] == [1.0, 7.0] and lookup.generation == new - 7
+            assert night(shop, tmp_path / "other", new, name="second") == 1
+        once(shop, "second", [*([1, 2] if rows else []), 7, 8, 9])
+        with pytest.raises(gm.BadJob, match="cannot be told: the table is another one"):  # it may be that one
+            night(shop, tmp_path / "one", 4, name="second")
+        assert night(shop, tmp_path / "one", 5, name="second", mode="replace") == 5
+        assert night(shop, tmp_path / "one", 6, name="second") == 1
+
+
+def test_a_copy_of_another_shape(tmp_path: Path) -> None:
+    """Of which the rows are of other types: it is read by its own, once the other is gone, too."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        night(shop, tmp_path / "one", 1)
+        ran(shop, "", tmp_path, *copy_of(tmp_path / "shop.sqlite", "scores", "second", rows=False))
+        to, own = gm.to(shop.address("second"), mode="append"), gm.sink(str(tmp_path / "own"), keep="id")
+        gm.Job(pa.table({"id": [7]}), lambda batch: {"y": batch["id"] == 7}, own, workers=0, deliver=[to]).run()
+        ran(shop, "", tmp_path, "DROP TABLE scores")
+        with gm.lookup(shop.address("second"), "id") as lookup:
+            assert lookup.get(7)["y"] is True
+
+
+@pytest.mark.parametrize("then", [(), ("DROP TABLE kept",)], ids=["there", "gone"])
+def test_a_copy_of_one_that_was_renamed(then: tuple[str, ...], tmp_path: Path) -> None:
+    """Or of one that was copied, delivered to and then renamed: nothing comes twice, and the copy is told."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        night(shop, tmp_path / "one", 1)
+        kept = copy_of(tmp_path / "shop.sqlite", "scores", "kept")
+        if then:
+            ran(shop, "", tmp_path, *kept)
+            night(shop, tmp_path / "one", 2)
+        ran(shop, "", tmp_path, *then, "ALTER TABLE scores RENAME TO second")
+        night(shop, tmp_path / "other", 7)
+        if not then:
+            ran(shop, "", tmp_path, *copy_of(tmp_path / "shop.sqlite", "second", "kept"))
+        with gm.lookup(shop.address("second"), "id") as lookup:
+            assert lookup.get(1)["v"] == [1.0, 1.0]
+        way = r"twice: deliver to another" if then else r"twice: drop kept, if that is a copy"
+        with pytest.raises(gm.BadJob, match=way):
+            night(shop, tmp_path / "one", 3, name="second")
+        if not then:
+            ran(shop, "", tmp_path, "DROP TABLE kept")
+            assert night(shop, tmp_path / "one", 4, name="second") == 2
+
+
+def test_a_copy_that_takes_the_name(tmp_path: Path) -> None:
+    """Of the table whose SQL it has, after each had a sink of its own: neither is believed more than its rows."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        night(shop, tmp_path / "one", 1, 2)
+        ran(shop, "", tmp_path, *copy_of(tmp_path / "shop.sqlite", "scores", "second", rows=False))
+        night(shop, tmp_path / "other", 7, name="second")
+        ran(shop, "", tmp_path, "DROP TABLE scores", "ALTER TABLE second RENAME TO scores")
+        for sink in ("one", "other"):
+            with pytest.raises(gm.BadJob, match="cannot be told: the table is another one"):
+                night(shop, tmp_path / sink, 3)
+
+
+def test_one_that_told_nothing_and_got_the_witness_of_another(tmp_path: Path) -> None:
+    """As it was made anew by that one's SQL, which is gone: its own sink's rows may be there, and none comes twice."""
+    with shops.SHOPS["sqlite"]("", tmp_path) as shop:
+        ran(shop, "", tmp_path, BY_A_SCRIPT["sqlite"].replace("scores", "second"))
+        night(shop, tmp_path / "one", 1, name="second")
+        night(shop, tmp_path / "other", 7)
+        ran(shop, "", tmp_path, *copy_of(tmp_path / "shop.sqlite", "scores", "made", rows=False))
+        moved = "INSERT INTO made SELECT id, y, v FROM second", "DROP TABLE second", "DROP TABLE scores"
+        ran(shop, "", tmp_path, *moved, "ALTER TABLE made RENAME TO second")
+        with pytest.raises(gm.BadJob, match="cannot be told: the table is another one"):
+            night(shop, tmp_path / "one", 2, name="second")
+
+
+def test_one_of_postgres_among_restored_marks(postgres: str, tmp_path: Path) -> None:
+    """Of other tables, one of which had on its server the number that this one has: its own are in the schema from
+    which it was moved, and go with it.
+    """
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        schema = shop.address("scores").partition("#")[2].partition(".")[0]
+        moved, tables = shop.address("scores").replace(f"#{schema}.", f"#{schema}_2."), f"{schema}_2"
+        night(shop, tmp_path / "one", 1, 2, key="id", mode="upsert")
+        ran(shop, postgres, tmp_path, f"CREATE SCHEMA {tables}")
+        try:
+            to = gm.to(moved.replace("scores", "second"), mode="append")
+            job(tmp_path / "other", [7], deliver=[to]).run()
+            elsewhere = f"'{schema}.scores'::regclass::oid || ' 1 2 3'"
+            told = f"body = replace(body, '\"' || which || '\"', '\"' || {elsewhere} || '\"')"
+            restored = f"UPDATE {tables}.gristmill_marks SET which = {elsewhere}, {told}"
+            ran(shop, postgres, tmp_path, restored, f"ALTER TABLE scores SET SCHEMA {tables}")
+            with gm.lookup(moved) as lookup:
+                assert lookup.get(1)["y"] == 1
+            night(shop, tmp_path / "third", 9)
+            nightly = job(tmp_path / "one", [3], on_new_files="append", deliver=[gm.to(moved, mode="append")])
+            assert nightly.run().deliveries[-1].rows == 1
+        finally:
+            ran(shop, postgres, tmp_path, f"DROP SCHEMA {tables} CASCADE")
+
+
+def test_one_of_postgres_that_was_restored_beside_locked_marks(
+    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another schema: it has its own, by which it is read; others are asked once, until it is moved. A delivery is
+    tried again, as one is to a store that another has for itself.
+    """
+    from gristmill.stores import pgtable
+
+    monkeypatch.setattr(pgtable, "_WAITS", "50ms")
+    asked, plain = [0], pgtable._left
+
+    def counting(*given: Any, **more: Any) -> Any:
+        asked[0] += 1
+        return plain(*given, **more)
+
+    monkeypatch.setattr(pgtable, "_left", counting)
+    theirs = "target text, which text, sink text, body text"
+    with shops.SHOPS["postgresql"](postgres, tmp_path) as shop:
+        night(shop, tmp_path, 1, mode="replace", key="id")
+        ran(shop, postgres, tmp_path, *copied("scores"), *copied("gristmill_marks"))
+        ran(shop, postgres, tmp_path, "CREATE INDEX gm_scores_id ON scores (id)")
+        with others(shop, postgres, theirs, "LOCK TABLE gristmill_marks"):
+            with gm.lookup(shop.address("scores")) as lookup:
+                assert lookup.get(1)["y"] == 1
+            with pytest.raises(gm.RunFailed, match="locked by others, and marks of this table may be there"):
+                night(shop, tmp_path, 2, mode="replace", key="id")
+        with others(shop, postgres, theirs), gm.lookup(shop.address("scores")) as lookup:
+            for more in (1, 0, 0):
+                asked[0] = 0
+                assert lookup.get(1)["y"] == 1 and asked[0] == more
+            ran(shop, postgres, tmp_path, "ALTER TABLE scores RENAME TO z", "ALTER TABLE z RENAME TO scores")
+            assert lookup.get(1)["y"] == 1 and asked[0] == 1
+        assert gm.deliver(str(tmp_path / "out"), gm.to(shop.address("scores"), key="id")).rows == 2

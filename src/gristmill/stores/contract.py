@@ -279,6 +279,10 @@ class Counted(Unmarked, Protocol):
         """
         ...
 
+    def copies(self, mark: Mark) -> Sequence[str]:
+        """The names of other tables that say to be the one that a mark is of, but to which nothing was delivered."""
+        ...
+
 
 class Shared(Protocol):
     """A Store that tells of all sinks whose rows are there, as several may append to it."""

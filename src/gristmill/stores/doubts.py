@@ -48,7 +48,11 @@ def doubt(delivery: Delivery, result: Result, store: Store, found: Mark | None, 
     """
     if found is None:
         return _unmarked(delivery, result, store, shown)
-    return f"{shown}: {untold(found)}, {_NOT_TWICE}: {_WAYS}" if found.doubtful else None
+    if not found.doubtful:
+        return None
+    copies = store.copies(found) if isinstance(store, Counted) else ()
+    drop = f"drop {', '.join(copies)}, if that is a copy by this one's own SQL, with its comment, or " if copies else ""
+    return f"{shown}: {untold(found)}, {_NOT_TWICE}: {drop}{_WAYS}"
 
 
 def untold(found: Mark) -> str:

@@ -98,6 +98,7 @@ class ServerReader:
         self._lock = threading.Lock()
         self._connection: Any = None
         self._finds = ""  # a statement, with which each transaction begins
+        self._unmoved: set[tuple[str, ...]] = set()  # see `pgtable.which`
 
     def find(self, keys: Sequence[Key]) -> tuple[Mark | None, list[dict[str, Any] | None]]:
         return self._reading(lambda session: self._found(session, keys))
@@ -211,10 +212,11 @@ class ServerReader:
     def _mark(self, session: Transaction, schema: str, table: str) -> Mark | None:
         marks, shown = f"{quoted(schema)}.{quoted(MARKS)}", self._place.shown
         pgtable.refuse_rights(session, marks, ("SELECT",), f"{shown}: {MARKS} tells how rows were delivered")
-        return last_mark(session, pgtable.which(session, schema, table, shown, reads=True), shown)
+        return last_mark(session, pgtable.which(session, schema, table, shown, unmoved=self._unmoved), shown)
 
     def _drop(self) -> None:
         connection, self._connection = self._connection, None
+        self._unmoved.clear()
         if connection is not None:
             connection.close()
 

@@ -4,12 +4,11 @@ others refer to it, and the rights that a role has there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from gristmill.errors import BadJob
-from gristmill.stores.contract import STAGED, Load, StoreUnavailable
+from gristmill.stores.contract import STAGED, Load, StoreBusy
 from gristmill.stores.references import Reference
 from gristmill.stores.sql import MARKS, Session, Which, quoted, refuse_view
 
@@ -106,10 +105,13 @@ _AT_ONCE = 100  # tables of marks that are asked with one statement: each is loc
 _WAITS = "1s"  # how long it is waited for whoever has locked the marks of another schema
 
 
-def which(session: Session, schema: str, table: str, shown: str, *, reads: bool = False) -> Which:
+def which(
+    session: Session, schema: str, table: str, shown: str, *, unmoved: set[tuple[str, ...]] | None = None
+) -> Which:
     """By their numbers in the catalog, and by whose that is: on another server, to which all was restored, the same
     ones may be those of other tables. Those of views do not count, whose rows are elsewhere. A table that was moved to
-    this schema has left its marks in another one: that is looked for where none are beside it.
+    this schema has left its marks in another one: that is looked for where none are beside it. Whoever reads keeps that
+    it is `unmoved`, for as long as it is: whatever moves a table writes its row in the catalog anew.
     """
     marks, target = (f"{quoted(schema)}.{quoted(name)}" for name in (MARKS, table))
 
@@ -129,31 +131,43 @@ def which(session: Session, schema: str, table: str, shown: str, *, reads: bool 
         catalog = "SELECT c.system_identifier, d.oid FROM pg_control_system() c, pg_database d"
         at = list(map(str, session.run(f"{catalog} WHERE d.datname = current_database()")[0]))
 
-    @cache  # of this transaction
-    def left() -> Sequence[str]:
+    def left(spared: Callable[[], bool]) -> Sequence[str]:
+        own, locked = tuple(map(str, found[0])), list[str]()
+        if unmoved is not None and own in unmoved:
+            return ()
         places = [row[0] for row in session.run(_PLACES, MARKS, schema)]
-        lone = reads and not session.run(_OWN_INDEX, target, f"^{STAGED}")
+        lone = unmoved is not None and (not session.run(_OWN_INDEX, target, f"^{STAGED}") or spared())
         some = (places[first : first + _AT_ONCE] for first in range(0, len(places), _AT_ONCE))
-        return [place for one in some for place in _left(session, one, f"{found[0][0]} %", shown, reads=lone)]
+        each = (_left(session, one, f"{own[0]} %", shown, locked if lone else None) for one in some)
+        there = [place for one in each for place in one]
+        if unmoved is not None and not there and not locked:
+            unmoved.clear()  # of another table
+            unmoved.add(own)
+        return there
 
-    sql = "SELECT c.oid, to_regclass(?)::oid FROM pg_class c WHERE c.oid = to_regclass(?) AND c.relkind IN ('r', 'p')"
+    sql = (
+        "SELECT c.oid, to_regclass(?)::oid, c.xmin::text FROM pg_class c WHERE c.oid = to_regclass(?) AND c.relkind IN "
+        "('r', 'p')"
+    )
     found = session.run(sql, marks, target) if at else []
     if not found:
         return Which(table, "", marks, elsewhere)
-    return Which(table, " ".join([*map(str, found[0]), *at]), marks, elsewhere, left)
+    return Which(table, " ".join([*map(str, found[0][:2]), *at]), marks, elsewhere, left)
 
 
-def _left(session: Session, places: Sequence[str], own: str, shown: str, *, reads: bool) -> Sequence[str]:
+def _left(
+    session: Session, places: Sequence[str], own: str, shown: str, locked: list[str] | None = None
+) -> Sequence[str]:
     """In which other schemas marks of a table were left: of many at once, and if one is locked or gone, of each half.
-    That others drop or lock theirs is no matter of whoever `reads` a table that nothing tells to be delivered; neither
-    a delivery nor a lookup in a table with an index of ours goes on without marks that may be there. Raises
-    StoreUnavailable.
+    That others lock theirs is no matter of whoever reads a table that nothing tells to be delivered, or that has come
+    with its marks (and has them as `locked`); neither a delivery nor another lookup goes on without marks that may be
+    there. Raises StoreBusy.
     """
     from psycopg import errors
 
     session.run("SAVEPOINT gristmill")
     try:
-        waits = len(places) == 1 and not reads
+        waits = len(places) == 1 and locked is None
         if waits:
             session.run(f"SET LOCAL lock_timeout = '{_WAITS}'")
         session.run(f"LOCK TABLE {', '.join(places)} IN ACCESS SHARE MODE{'' if waits else ' NOWAIT'}")
@@ -161,15 +175,18 @@ def _left(session: Session, places: Sequence[str], own: str, shown: str, *, read
         return [places[n] for (n,) in session.run(" UNION ALL ".join(each), *(own,) * len(places))]
     except (errors.UndefinedTable, errors.InvalidSchemaName, errors.LockNotAvailable) as e:
         if len(places) == 1:
-            if reads or not isinstance(e, errors.LockNotAvailable):
+            if not isinstance(e, errors.LockNotAvailable):
+                return []
+            if locked is not None:
+                locked += places
                 return []
             why = "locked by others, and marks of this table may be there: none are beside it"
-            raise StoreUnavailable(f"{shown}: {places[0]} is {why}") from e
+            raise StoreBusy(f"{shown}: {places[0]} is {why}") from e
     finally:
         session.run("ROLLBACK TO SAVEPOINT gristmill")
         session.run("RELEASE SAVEPOINT gristmill")
     half = len(places) // 2
-    return [at for some in (places[:half], places[half:]) for at in _left(session, some, own, shown, reads=reads)]
+    return [at for some in (places[:half], places[half:]) for at in _left(session, some, own, shown, locked)]
 
 
 def hangs(session: Session, table: str) -> bool:

@@ -71,15 +71,19 @@ class Which:
     that tells the table, and one that tells that of marks, which stay as long as these are the tables that they are,
     whatever is done to them; more of them tell in which database these say so. It is empty where that is not told.
     `marks` is the table of marks beside the target, in SQL; `left` finds others in which some of it may be left, and is
-    asked where none are beside it. `elsewhere` says whether such words are known to be those of a table that has
-    another name.
+    asked where none are beside it: whoever looks rows up does without those that are locked if what it is given says
+    so. `elsewhere` says whether such words are known to be those of a table that has another name; `others` are the
+    names of those that have the words of this one, too, and `having` gives those that have some words, as people can
+    give them to several.
     """
 
     name: str
     now: str
     marks: str
     elsewhere: Callable[[str], bool]
-    left: Callable[[], Sequence[str]] = tuple
+    left: Callable[[Callable[[], bool]], Sequence[str]] = lambda spared: ()
+    others: Sequence[str] = ()
+    having: Callable[[str], Sequence[str]] = lambda told: ()
 
 
 class Nothing:
@@ -272,15 +276,35 @@ def witness() -> str:
     return f"gristmill {secrets.token_hex(8)}"
 
 
+_SHARED = " - shared"
+
+
+def told_by(word: str, *, shared: bool) -> str:
+    """What marks tell of a table with a witness: also whether it is `shared` by copies to which somebody gave it."""
+    return f"{word}{_SHARED}" if shared else f"{word} -"
+
+
+def is_shared(told: str) -> bool:
+    """Whether several tables had a witness when a mark told of it."""
+    return told.endswith(_SHARED)
+
+
 def witnessed(name: str, there: Sequence[tuple[str, str]], marks: str) -> Which:
     """Which table has a name, by the witnesses of all tables that have one, which somebody may have given to a copy as
     well. `marks` is the table of marks, in SQL.
     """
     words = [(folded(table), witness.split()[1]) for table, witness in there]
     own = next((word for table, word in words if table == folded(name)), "")
-    others = {word for _, word in words} - {own}
-    now = f"{own} -" if [word for _, word in words].count(own) == 1 else ""
-    return Which(folded(name), now, marks, lambda table: table.split()[0] in others)
+
+    def having(told: str) -> Sequence[str]:
+        return [table for table, word in words if word == told.split(maxsplit=1)[0]]
+
+    def elsewhere(told: str) -> bool:
+        return told.split(maxsplit=1)[0] != own and bool(having(told))
+
+    others = [table for table in having(own) if table != folded(name)] if own else []
+    now = told_by(own, shared=bool(others)) if own else ""
+    return Which(folded(name), now, marks, elsewhere, others=others, having=having)
 
 
 def as_staged(session: Session, target: str, stage: str, new: Sequence[str]) -> bool:

@@ -63,6 +63,7 @@ from gristmill.stores.sql import (
     quoted,
     refuse_view,
     told_apart,
+    told_by,
     witness,
 )
 from gristmill.stores.tablemarks import last_mark
@@ -306,22 +307,29 @@ class File:
                 _logged(connection)
 
 
-def _which(session: Session, name: str, now: str | None = None) -> Which:
-    """By the witness in its SQL: a root page is used again, and VACUUM gives others. `now` is what was told before."""
+def _which(session: Session, name: str, known: tuple[str, Sequence[str]] | None = None) -> Which:
+    """By the witness in its SQL: a root page is used again, and VACUUM gives others. `known` was told before."""
+
+    def having(told: str) -> Sequence[str]:
+        return [folded(table) for table in _with_witness(session, told.split(maxsplit=1)[0])]
 
     def elsewhere(told: str) -> bool:
-        has = {folded(table) for table in _with_witness(session, told.split(maxsplit=1)[0])}
+        has = having(told)
         return bool(has) and folded(name) not in has  # a copy of the target has its witness, too
 
-    return Which(folded(name), _witness_of(session, name) if now is None else now, quoted(MARKS), elsewhere)
+    now, others = known or _witness_of(session, name)
+    return Which(folded(name), now, quoted(MARKS), elsewhere, others=others, having=having)
 
 
-def _witness_of(session: Session, name: str) -> str:
-    """What tells the table of a name, unless somebody has given it to a copy as well."""
+def _witness_of(session: Session, name: str) -> tuple[str, Sequence[str]]:
+    """What tells the table of a name, and the names of copies to which somebody has given that as well."""
     own = session.run(f"SELECT sql FROM sqlite_master WHERE type = 'table' AND {_NAME}", name)
     found = _WITNESS.search(own[0][0]) if own else None
-    word = found[1].split()[1] if found else ""
-    return f"{word} -" if word and len(_with_witness(session, word)) == 1 else ""
+    if not found:
+        return "", ()
+    word = found[1].split()[1]
+    others = [table for table in map(folded, _with_witness(session, word)) if table != folded(name)]
+    return told_by(word, shared=bool(others)), others
 
 
 def _with_witness(session: Session, word: str) -> list[str]:
@@ -601,7 +609,7 @@ class FileReader:
             found = None
         if found is None:
             self._own.open = found, _ = _opened(self._place, write=False)
-            self._own.told = None, ""  # which table has the name: as long as the file's schema is of one version
+            self._own.told = None, None  # which table has the name: as long as the file's schema is of one version
             self._all.append(found)
         return found
 
@@ -636,7 +644,7 @@ class FileReader:
         if not names:
             raise BadSource(f"{self._place.shown}: has no such table: deliver a result there first")
         version = transaction.run("PRAGMA schema_version")[0][0]
-        if getattr(self._own, "told", (None, ""))[0] != version:
+        if getattr(self._own, "told", (None, None))[0] != version:
             self._own.told = version, _witness_of(transaction, self._place.name)
         mark = last_mark(transaction, _which(transaction, self._place.name, self._own.told[1]), self._place.shown)
         schema = decode_schema(mark.held) if mark is not None else pa.schema([])

@@ -1,5 +1,6 @@
 """The marks of the table that is there: a mark belongs to the table that its rows came to, whatever name that has now.
-The name counts only where nothing tells tables apart, or where all was restored, so that numbers of tables are others.
+The name counts only where nothing tells tables apart, as somebody has given a witness to a copy, say, or where all was
+restored, so that numbers of tables are others.
 Marks of other tables are left as they are: these may be there under other names, or be put back.
 """
 
@@ -10,10 +11,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gristmill.stores.contract import Mark
-from gristmill.stores.sql import Session, Which
+from gristmill.stores.sql import Session, Which, is_shared, told_by
 from gristmill.values import dataclass
 
-_REPLACED = 32  # sinks of which a mark tells that their rows were replaced: each night may have one
+_REPLACED = 256  # sinks of which a mark tells that their rows were replaced: each night may have one
 _REMEMBERED = 8  # tables that had a name and are gone: they may be put back
 
 
@@ -43,8 +44,10 @@ class Row:
 @dataclass(frozen=True)
 class Marks:
     """What is known of the deliveries to a table. `counted` are the marks of it; `certain` if the table tells that they
-    are, `restored` if they seem to have come with it from elsewhere. `named` are all others of its name, or where
-    nothing is certain all of that; `loose` those of them then that are of no table that is known to have another one.
+    are, `restored` if they seem to have come with it from elsewhere, or it may be another one with the same witness.
+    `named` are all others of its name, or where nothing is certain all of that; `loose` those by which it is read then:
+    of no table that is known to have another name. `beside` are marks of its witness that were written for other names,
+    where several tables have it or had it.
     """
 
     there: Which
@@ -53,6 +56,24 @@ class Marks:
     named: Sequence[Row]
     certain: bool
     restored: bool
+    beside: Sequence[Row] = ()
+
+    @property
+    def doubted(self) -> list[Row]:
+        """Those of other names, whose rows may be in the table whatever its own marks tell of: it may be one of these
+        tables, where these are gone; or one of this name that told nothing, and was made anew with another's witness.
+        """
+        gone = _gone(self.beside, self.there)
+        renamed = self.certain and any(row.target != self.there.name for row in self.counted)
+        return gone + [row for row in self.named if renamed and not (row.mark.table or row.mark.past)]
+
+    def told(self, now: str, *, whole: bool) -> str:
+        """What the next mark is to tell of the table that is `now` there: as long as marks are beside it of one that it
+        may be, too, and its rows are not all new (`whole`), the name counts.
+        """
+        own = _same(now, self.there.now) and not is_shared(now)
+        kept = own and not whole and _gone(self.beside, self.there)
+        return told_by(now.split(maxsplit=1)[0], shared=True) if kept else now
 
     @property
     def held(self) -> list[Mark]:
@@ -74,7 +95,7 @@ class Marks:
     @property
     def turn(self) -> int:
         """Of the latest mark."""
-        return max((row.mark.turn for row in (*self.counted, *self.named)), default=0)
+        return max((row.mark.turn for row in (*self.counted, *self.named, *self.beside)), default=0)
 
     def lacking(self, count: Callable[[], int]) -> bool:
         """Whether a table that seems to have been restored with its marks has fewer rows than they tell of: it was
@@ -91,7 +112,10 @@ class Marks:
         """
         if (found := next((mark for mark in self.held if mark.sink == sink), None)) is not None:
             return replace(found, doubtful=True) if self.lacking(count) else found
-        if (other := _latest(self.named).get(sink)) is None or self._tells_all(count) or not count():
+        if (other := _latest((*self.named, *self.beside)).get(sink)) is None:
+            return None
+        doubted = any(row.mark.sink == sink for row in self.doubted)
+        if (not doubted and self._tells_all(count)) or not count():
             return None
         return replace(other, doubtful=True, past=True)
 
@@ -123,6 +147,8 @@ class Marks:
         """
         counted = () if made else self.counted
         gone, new = list(counted), [self._replacing(mark, counted, whole)]
+        if whole and _same(now, self.there.now):
+            gone += _gone(self.beside, self.there)  # it is known by its witness from now on
         if not whole:
             beside = (replace(m, past=False) for s, m in _latest(counted).items() if s != mark.sink)
             new += [replace(m, table=now, doubtful=m.doubtful or lacking) for m in beside]
@@ -165,15 +191,19 @@ class Marks:
 def marks_of(session: Session, there: Which, shown: str) -> Marks:
     """The marks of the table that is there: for whoever delivers to it, counts its rows, or looks them up."""
     rows = _rows(session, there, shown)
-    named = [row for row in rows if row.target == there.name and row.at == there.marks]
-    if own := [row for row in rows if _came_to(row.mark, there.now)]:
-        return Marks(there, own, (), _without(named, own), certain=True, restored=False)
-    loose = [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
+    named = _named(rows, there)
+    own = [row for row in rows if _came_to(row.mark, there.now)]
+    if counted := _told_apart(own, there):
+        beside = _without(own, counted)
+        unsure = bool(_gone(beside, there))
+        return Marks(there, counted, (), _without(named, own), certain=True, restored=unsure, beside=beside)
+    loose = _loose(named, there)
     group = _group(loose)
     restored = bool(group) and _restored(group[0].mark, there.now)
     # Where the table does not tell, but others of its name did, it may be any of them.
     by_name = bool(group) and (not group[0].mark.table if there.now else len(group) == len(_current(loose)))
-    return Marks(there, group if by_name or restored else (), loose, named, certain=False, restored=restored)
+    counted = group if by_name or restored else []
+    return Marks(there, counted, loose, named, certain=False, restored=restored, beside=own)
 
 
 def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Iterable[Row]:
@@ -190,31 +220,68 @@ def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Itera
             yield Row(at, target, which, mark)
 
 
+def copies_of(session: Session, there: Which, mark: Mark) -> Sequence[str]:
+    """The other tables with the witness that a mark tells of, for whose names none was written."""
+    if not mark.table or not (having := [name for name in there.having(mark.table) if name != there.name]):
+        return ()
+    sql = f"SELECT target FROM {there.marks} WHERE which LIKE ?"
+    own = {target for (target,) in session.run(sql, f"{mark.table.split()[0]} %")}
+    return [name for name in having if name not in own]
+
+
 def last_mark(session: Session, there: Which, shown: str) -> Mark | None:
     """The mark of what was delivered last, for whoever looks rows up: those of others of the name, of which there may
     be hundreds, are not read if the table has its own.
     """
     by_name = {"target = ?": there.name, "which LIKE ?": f"{there.now.partition(' ')[0]} %"}
     # The last delivery to a table gave all of its marks the name of then: if it still has that, no others are read.
-    rows = _kept(session, there.marks, by_name, " AND ", shown) if there.now else ()
-    own = [row for row in rows if _came_to(row.mark, there.now)]
-    own = own or [row for row in _rows(session, there, shown, named=False) if _came_to(row.mark, there.now)]
-    if own:
-        return Marks(there, own, (), (), certain=True, restored=False).last
-    return marks_of(session, there, shown).last
+    for asked in (by_name, {"which LIKE ?": by_name["which LIKE ?"]}) if there.now else ():
+        rows = _kept(session, there.marks, asked, " AND ", shown)
+        if own := _told_apart([row for row in rows if _came_to(row.mark, there.now)], there):
+            return Marks(there, own, (), (), certain=True, restored=False).last
+    found = marks_of(session, there, shown)
+    return replace(found, loose=_copied(found.beside, there) or found.loose).last
 
 
-def _rows(session: Session, there: Which, shown: str, *, named: bool = True) -> list[Row]:
-    """Those of the table, and beside it those of its name, if these are `named`."""
-    own = f"{there.now.split()[0]} " if there.now else ""
-    asked = {"target = ?": there.name} if named else {}
-    if own:
-        asked["which LIKE ?"] = f"{own}%"
-    rows = list(_kept(session, there.marks, asked, " OR ", shown)) if asked else []
-    if own and not any(row.which.startswith(own) for row in rows):
-        left = {"which LIKE ?": f"{own}%"}
-        rows += [row for place in there.left() for row in _kept(session, place, left, "", shown)]
+def _rows(session: Session, there: Which, shown: str) -> list[Row]:
+    """Those of the table, and beside it those of its name."""
+    own = {"which LIKE ?": f"{there.now.split()[0]} %"} if there.now else {}
+    rows = list(_kept(session, there.marks, {"target = ?": there.name, **own}, " OR ", shown))
+    if own and not any(_came_to(row.mark, there.now) for row in rows):  # a restored mark may tell the same number
+        named = _named(rows, there)
+        places = there.left(lambda: any(_restored(row.mark, there.now) for row in _group(_loose(named, there))))
+        rows += [row for place in places for row in _kept(session, place, own, "", shown)]
     return rows
+
+
+def _told_apart(own: list[Row], there: Which) -> list[Row]:
+    """Those of the table of all that tell its words: where several tables have these, or had when the last delivery
+    came to one, only those that were written for its name. A table that tells no others has had them alone since.
+    """
+    here = [row for row in own if row.target == there.name]
+    if there.others or any(is_shared(row.which) for row in own):
+        return here
+    return own
+
+
+def _copied(own: Sequence[Row], there: Which) -> Sequence[Row]:
+    """Those by which a table is read that has another one's witness: of just one, if it has not got rows since."""
+    one = len({row.target for row in own}) == 1
+    return own if one and not any(is_shared(row.which) and row.target in there.others for row in own) else []
+
+
+def _gone(rows: Iterable[Row], there: Which) -> list[Row]:
+    """Those of tables that are not there under their names, whose witness a table has: it may be one of these."""
+    return [row for row in rows if row.target not in (there.name, *there.others)]
+
+
+def _named(rows: Iterable[Row], there: Which) -> list[Row]:
+    return [row for row in rows if row.target == there.name and row.at == there.marks]
+
+
+def _loose(named: Iterable[Row], there: Which) -> list[Row]:
+    """Those of no table that is known to have another name."""
+    return [row for row in named if not (row.mark.table and there.elsewhere(row.mark.table))]
 
 
 def _kept(session: Session, at: str, asked: Mapping[str, str], joined: str, shown: str) -> Iterator[Row]:
@@ -225,7 +292,7 @@ def _kept(session: Session, at: str, asked: Mapping[str, str], joined: str, show
             yield Row(at, target, which, _loaded(body, shown))
 
 
-@lru_cache(1024)
+@lru_cache(128)
 def _loaded(body: str, shown: str) -> Mark:
     """A mark: each lookup reads those of all sinks, and a delivery does several times."""
     return Mark.load(body.encode(), shown)
@@ -233,10 +300,11 @@ def _loaded(body: str, shown: str) -> Mark:
 
 def left_in(session: Session, there: Which) -> Sequence[str]:
     """The tables of marks in other schemas that have some of the table, where none are beside it."""
-    sql = f"SELECT 1 FROM {there.marks} WHERE which LIKE ? LIMIT 1"
-    if not there.now or (session.columns(there.marks) and session.run(sql, f"{there.now.split()[0]} %")):
+    if not there.now:
         return ()
-    return there.left()
+    sql = f"SELECT DISTINCT which FROM {there.marks} WHERE which LIKE ?"
+    told = session.run(sql, f"{there.now.split()[0]} %") if session.columns(there.marks) else []
+    return () if any(_same(which, there.now) for (which,) in told) else there.left(lambda: False)
 
 
 def _without(rows: Iterable[Row], others: Iterable[Row]) -> list[Row]:

@@ -28,7 +28,7 @@ from gristmill.stores.sql import (
     merged,
     quoted,
 )
-from gristmill.stores.tablemarks import Marks, marks_astray, marks_of
+from gristmill.stores.tablemarks import Marks, copies_of, marks_astray, marks_of
 
 _OURS = {
     MARKS: "(target TEXT NOT NULL, which TEXT NOT NULL, sink TEXT NOT NULL, body TEXT NOT NULL, "
@@ -206,6 +206,11 @@ class Tables:
                     return row.target, row.mark
         return None
 
+    def copies(self, mark: Mark) -> Sequence[str]:
+        """See Counted."""
+        with self._db.session(write=False) as session:
+            return copies_of(session, self._db.which(session), mark)
+
     # ------------------------------------------------ the atomic step
 
     def publish(self, load: Load) -> None:
@@ -275,7 +280,7 @@ class Tables:
         """Write the mark. `before` are those of before the step, `made`: there was no table of this name, `lacking`:
         fewer rows than its marks told of.
         """
-        now = self._db.which(session).now
+        now = before.told(self._db.which(session).now, whole=load.whole)
         mark = told(load, () if made else before.read, updated=updated)
         mark = replace(mark, turn=before.turn + 1, table=now)
         before.note(session, mark, now=now, made=made, whole=load.whole, lacking=lacking)
