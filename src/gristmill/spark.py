@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -57,9 +58,9 @@ def predict_udf(
     of rows always fails. Unlike a job, a query has no receipts and no dead letters.
 
     Spark's Python workers need Gristmill too; set `PYSPARK_PYTHON` to their interpreter before the session starts.
-    Spark must know the types in advance: give `returns={"output": "list<float32>"}` for a model that does not declare
-    them (a function without returns=, TorchScript). Raises BadModel if it is not a model, or the types are not
-    known.
+    Spark must know the types in advance: give `returns={"output": "float32"}`, or `"list<float32>"` for several numbers
+    a row, for a model that does not declare them (a function without returns=, TorchScript, scikit-learn). Raises
+    BadModel if it is not a model, or the types are not known: it says which they are, if rows of zeros show it.
     """
     from gristmill.models import kinds, registrations
     from gristmill.models.returns import parse_schema
@@ -74,11 +75,7 @@ def predict_udf(
         registered.check_loaded(info.digests)
     schema = info.schema if returns is None else parse_schema(returns)
     if schema is None:
-        name = getattr(spec, "output", None) or "output"
-        raise BadModel(
-            f"{spec.name}: Spark must know the columns before it runs, with their types: "
-            f'predict_udf(model, returns={{"{name}": "list<float32>"}})'
-        )
+        raise BadModel(_untyped(spec, info))
     if info.digest and hasattr(spec, "sha256"):
         spec = changed(spec, sha256=info.digest)
     modules, files = _rests_on(spec, info)
@@ -87,6 +84,61 @@ def predict_udf(
         spec, info.on_gpu, info.by_tokens, schema, on_null, on_error, batch_tokens, batch_rows, threads, modules, named
     )
     return _Expression(spec.name, info.columns, schema, _udf(shipped))
+
+
+def _untyped(spec: ModelSpec, info: ModelInfo) -> str:
+    """What to write for a model that does not declare its types."""
+    need = f"{spec.name}: Spark must know the columns before it runs, with their types"
+    if (found := _on_zeros(spec, info)) is not None:
+        return f"{need}; as it answers rows of zeros, these are: predict_udf(model, {_told(found)})"
+    name = (info.outputs or (getattr(spec, "output", None) or "output",))[0]
+    one, several = (_told(pa.schema([(name, kind)])) for kind in (pa.float32(), pa.list_(pa.float32())))
+    return f"{need}: predict_udf(model, {one}), or {several} if it answers several numbers a row"
+
+
+def _on_zeros(spec: ModelSpec, info: ModelInfo) -> pa.Schema | None:
+    """What a model of columns that it names answers to a few rows of zeros, or of empty texts; None if it takes neither
+    or is the user's own code, which is not run here.
+    """
+    from gristmill.models import kinds
+
+    if info.call is not None or info.asks or not info.columns:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = kinds.open(spec, Place("cpu", getattr(spec, "dtype", "auto"), 1, getattr(spec, "backend", "auto")))
+    except Exception:  # a file that needs a GPU, a library that is not here: the executors may do better
+        return None
+    try:
+        return next(
+            (found for value in (0.0, 0, "") if (found := _answer_to(model, info.columns, value)) is not None), None
+        )
+    finally:
+        model.close()
+
+
+def _answer_to(model: Any, columns: tuple[str, ...], value: Any) -> pa.Schema | None:
+    rows = pa.table({name: [value] * 3 for name in columns})
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            prepared = model.prepare(rows)
+            return None if prepared.refused else model.predict(prepared, np.arange(rows.num_rows)).schema
+    except Exception:  # it takes other values
+        return None
+
+
+def _told(schema: pa.Schema) -> str:
+    """`returns=` for these columns."""
+    columns = ", ".join(f'"{f.name}": "{_text(_plain(f.type))}"' for f in schema)
+    return f"returns={{{columns}}}"
+
+
+def _text(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"list<{_text(kind.value_type)}>"
+    return {"float": "float32", "double": "float64"}.get(str(kind), str(kind))
 
 
 def _rests_on(spec: ModelSpec, info: ModelInfo) -> tuple[tuple[Pin, ...], tuple[Named, ...]]:
@@ -335,4 +387,7 @@ def _cast(table: pa.Table, schema: pa.Schema, name: str) -> pa.Table:
     try:
         return fitted(table.select(schema.names), schema)
     except (KeyError, Lossy) as e:
-        raise BadOutput(f"{name} returned {table.schema.to_string()}, but {schema.to_string()} was planned: {e}") from e
+        raise BadOutput(
+            f"{name} returned other columns than Spark was told ({e}): call predict_udf with {_told(table.schema)}, "
+            f"not {_told(schema)}"
+        ) from e

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,23 +128,53 @@ def too_few(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_torchscript_file_s_types_are_said(spark: Any, tmp_path: Path) -> None:
-    """What such a file returns only a run tells: the error says what to write, and that works."""
+@pytest.mark.parametrize(
+    ("layers", "returns"),
+    [((1,), '{"y": "float32"}'), ((3,), '{"y": "list<float32>"}'), ((1, "flat"), '{"y": "float32"}')],
+)
+def test_a_torchscript_file_s_types_are_said(spark: Any, tmp_path: Path, layers: tuple[Any, ...], returns: str) -> None:
+    """What such a file returns only a run tells: the error says what to write, which works."""
     torch = pytest.importorskip("torch")
+    net = torch.nn.Sequential(torch.nn.Linear(2, layers[0]), *[torch.nn.Flatten(0) for _ in layers[1:]])
     path = str(tmp_path / "m.pt")
-    torch.jit.save(torch.jit.trace(torch.nn.Flatten(0), torch.zeros(3, 1)), path)
-    model = gm.TorchScriptModel(path, features=("x",), output="y")
+    torch.jit.script(net).save(path)
+    model = gm.TorchScriptModel(path, features=("a", "b"), output="y")
     with pytest.raises(gm.BadModel) as told:
         predict_udf(model)
-    assert 'predict_udf(model, returns={"y": "list<float32>"})' in str(told.value)
-    rows = spark.range(20).selectExpr("double(id) AS x")
-    same = predict_udf(model, returns={"y": "float64"})
-    assert {r.x: r.y for r in rows.select("x", same()).collect()} == {float(n): float(n) for n in range(20)}
+    assert f"predict_udf(model, returns={returns})" in str(told.value)
+    rows = spark.range(20).selectExpr("double(id) AS a", "float(-id) AS b")
+    found = {r.a: r.y for r in rows.select("a", predict_udf(model, returns=json.loads(returns))()).collect()}
+    with torch.inference_mode():
+        wanted = {float(n): net(torch.tensor([[n, -n]], dtype=torch.float32)).reshape(-1) for n in range(20)}
+    assert all(np.allclose(found[n], wanted[n], atol=1e-5) for n in wanted) and len(found) == 20
+    assert all((np.ndim(v) == 1) == ("list" in returns) for v in found.values())
+    other = {"y": "list<float32>" if returns == '{"y": "float32"}' else "float32"}
+    with pytest.raises(Exception, match=re.escape(f"call predict_udf with returns={returns}, not")):
+        rows.select(predict_udf(model, returns=other)()).collect()
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "of texts"])
+def test_a_scikit_learn_file_s_types_are_said(tmp_path: Path, method: str) -> None:
+    """Likewise of numbers and of text."""
+    linear = pytest.importorskip("sklearn.linear_model")
+    pipeline, text = pytest.importorskip("sklearn.pipeline"), pytest.importorskip("sklearn.feature_extraction.text")
+    skops = pytest.importorskip("skops.io")
+    fitted = linear.LogisticRegression().fit(np.array([[0.0, 1.0], [1.0, 0.0]]), [0, 1])
+    if method == "of texts":
+        fitted = pipeline.make_pipeline(text.TfidfVectorizer(), linear.LogisticRegression()).fit(
+            ["good film", "bad film"], ["good", "bad"]
+        )
+    skops.dump(fitted, tmp_path / "m.skops")
+    features, asked = (["t"], "predict") if method == "of texts" else (["a", "b"], method)
+    with pytest.raises(gm.BadModel) as told:
+        predict_udf(gm.SklearnModel(str(tmp_path / "m.skops"), features=features, method=asked))
+    wanted = {"predict": '"int64"', "predict_proba": '"list<float64>"', "of texts": '"string"'}[method]
+    assert f": {wanted}}})" in str(told.value) and "rows of zeros" in str(told.value)
 
 
 def test_what_cannot_be(spark: Any, minilm_onnx: Path) -> None:
     """Told where the expression is made: no types, columns that the model does not read, an unknown policy."""
-    with pytest.raises(gm.BadModel, match="returns="):
+    with pytest.raises(gm.BadModel, match=r'returns=\{"output": "float32"\}\), or .*"list<float32>"'):
         predict_udf(too_few)
     embed = predict_udf(gm.TextEmbedder(str(minilm_onnx), text="body"))
     with pytest.raises(gm.BadJob, match="was given 2 columns, but it reads body"):

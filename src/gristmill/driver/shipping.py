@@ -187,7 +187,7 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
         return
     names = generations.decode_schema(answer["schema"]).names
     for dropped in sink.drop:
-        if dropped not in answer["columns"]:
+        if dropped not in answer["columns"] and dropped not in answer["answers"]:  # which a step left out
             raise BadJob(f"drop names column {dropped!r}, which no row has: they have {', '.join(answer['columns'])}")
     kept = [n for n in (r.keep or ()) if n in answer["results"] and n not in implied(r.job)]
     doubled = kept or [n for n in names if names.count(n) > 1]

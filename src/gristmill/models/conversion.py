@@ -26,6 +26,7 @@ from gristmill.process.failure import SomeFailed
 
 ROWS = b"gristmill.rows"  # marks a table built from dicts: a key that none has is null, as is one that some lack
 ROW = "_row"  # the column that says which row is which, in what a step is given and in what it returns
+FRAMES = ("arrow", "pandas", "polars")  # the forms in which rows are given as one object, which can be handed back
 FEW = 6  # rows: among fewer, whole numbers are easily in row order by chance, and shapes are lost
 LACKS = "gristmill.lacks."  # prefix of a column's name: a column of truth values, true for dicts that lacked it
 
@@ -277,6 +278,12 @@ def _cells(array: pa.Array) -> np.ndarray:
 
 
 # ---------------------------------------------------------------- a result to rows
+
+
+def is_frame(result: Any) -> bool:
+    """Whether a function returned a frame: an Arrow table or record batch, a frame of pandas or polars."""
+    arrow = isinstance(result, (pa.Table, pa.RecordBatch))
+    return arrow or is_from("pandas", result, "DataFrame") or is_from("polars", result, "DataFrame")
 
 
 class Habit:

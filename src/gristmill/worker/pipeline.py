@@ -591,10 +591,9 @@ class ShardWorker:
                 answer["answers"] = body.answers
                 answer["columns"] = body.rows.column_names
             answer["made"] = {**body.window.made, **self._predict.made()}
-            for column, step in self._predict.unwritten.items():
-                text = f"{step} changes column {column!r} of the rows, which is not written: list it in keep"
+            for text in self._predict.remarks:
                 emit(Printed(self._name, text, "warning"))
-            self._predict.unwritten.clear()
+            self._predict.remarks.clear()
             return
         if (journal := self._journals.pop(item.key, None)) is not None:
             journal.close()

@@ -75,7 +75,7 @@ class Predict:
         self._tried_last = ""
         self._before: Guard | None = None  # called before each call of the model, also before mere trials
         self._doomed: frozenset[int] = frozenset()
-        self.unwritten: dict[str, str] = {}  # source columns that a post step changes, with its name
+        self.remarks: dict[str, None] = {}  # what to tell of post steps, as probed rows showed it
         self._doubt = Doubt(self._works_elsewhere, remote=isinstance(model, RowModel))
         # Rows, their positions, digests of what the model was given for them, their outputs.
         self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
@@ -323,18 +323,10 @@ class Predict:
         place = index if ascending else np.sort(index)
         rows = self._placed(window.rows, place, index, results)
         identity = window.identity.take(place)
-        names, replaced = list(results.column_names), frozenset[str]()
+        names = list(results.column_names)
         rows, identity, place = self._finite(Stage.MODEL, window, rows, names, identity, place, dead)
-        for number, step in enumerate(self._post):
-            if not rows.num_rows:  # which may lack the columns that the step reads
-                break
-            before = rows
-            found = post(number, step, before, identity)
-            dead += [replace(d, row=int(place[d.row])) for d in found.dead]
-            rows, identity, place = found.rows, identity.take(found.origin), place[found.origin]
-            new, anew = self._answered(task, step, before, found, names)
-            names, replaced = [*names, *new], replaced | anew
         if self._post:
+            rows, identity, place, names, replaced = self._stepped(task, rows, identity, place, names, dead, post)
             rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead, replaced)
         written = _as_before(rows.select(self._recipe.output.columns(rows.column_names, names)), task)
         if unheld := self._recipe.sink_format.refused(written, self._recipe.sink.options):
@@ -351,20 +343,50 @@ class Predict:
         """The columns that dicts of post steps added to probed rows, by step."""
         return {step.name: list(step.made.values()) for step in self._post if step.made}
 
+    def _stepped(
+        self,
+        task: Task,
+        rows: pa.Table,
+        identity: Identity,
+        place: np.ndarray,
+        names: list[str],
+        dead: list[DeadRow],
+        post: PostStep,
+    ) -> tuple[pa.Table, Identity, np.ndarray, list[str], frozenset[str]]:
+        """The rows after the steps that follow the model, with the names of their answers, and of the rows' columns
+        that steps returned.
+        """
+        replaced, own = frozenset[str](), frozenset[str]()
+        left: dict[str, tuple[np.ndarray, pa.Table]] = {}  # answers that a frame left out, and the rows that had them
+        for number, step in enumerate(self._post):
+            if not rows.num_rows:  # which may lack the columns that the step reads
+                break
+            before = rows
+            found = post(number, step, before, identity)
+            dead += [replace(d, row=int(place[d.row])) for d in found.dead]
+            rows, identity, place = found.rows, identity.take(found.origin), place[found.origin]
+            new, anew = self._answered(task, step, before, found, names)
+            if found.whole:
+                gone = [n for n in names if n in found.framed - found.returned]
+                left |= {n: (place, rows.select([n])) for n in gone}
+                names, rows = [n for n in names if n not in gone], rows.drop_columns(gone)
+                own |= anew.difference(names) if len(anew) < before.num_columns else frozenset()
+            names, replaced = [*names, *new], replaced | anew
+        rows, names = self._as_planned(task, rows, place, names, left, own)
+        return rows, identity, place, names, replaced
+
     def _answered(
         self, task: Task, step: LoadedStep, before: pa.Table, found: Applied, names: Sequence[str]
     ) -> tuple[list[str], frozenset[str]]:
         """Which columns of a post step are answers besides `names`: those that it added, and columns of the rows that
-        it returned. If it returned all the columns that it was given, changed or not, the rows' own columns are not
-        answers. Also which of the rows' columns it returned.
+        it returned. If it returned a frame of the rows, or all the columns that it was given, changed or not, the rows'
+        own columns are not answers. Also which of the rows' columns it returned.
         """
         output, rows = self._recipe.output, found.rows
         anew = found.returned.intersection(before.column_names)
-        whole = len(anew) == before.num_columns
-        if whole and task.schema is None:
-            was = picked(before, found.origin)
-            lost = [n for n in anew if n not in names and not output.keeps(n) and not _alike(was, rows, n)]
-            self.unwritten.update(dict.fromkeys(lost, step.step.name))
+        whole = found.whole or len(anew) == before.num_columns
+        if task.schema is None:
+            self._remark(step, before, found, [n for n in before.column_names if n in anew and n not in names], whole)
         others = [n for n in rows.column_names if n not in names]
         own = {n for n in before.column_names if whole or n not in anew or output.keeps(n)}
         if some := [n for n in others if n in found.partly and n not in own and n in before.column_names]:
@@ -374,6 +396,60 @@ class Predict:
                 "rows then keep their own value)"
             )
         return [n for n in others if n not in own], anew
+
+    def _remark(self, step: LoadedStep, before: pa.Table, found: Applied, own: Sequence[str], whole: bool) -> None:
+        """Note what surprises about a post step that returned these of the rows' `own` columns: changes of them that
+        are not written, and those written that it has merely handed back.
+        """
+        output, was, name = self._recipe.output, picked(before, found.origin), step.step.name
+        unkept = [n for n in own if not output.keeps(n) and n not in output.drop]
+        alike = [n for n in unkept if _alike(was, found.rows, n)]
+        if whole:
+            texts = [
+                f"{name} changes column {n!r} of the rows, which is not written: list it in keep"
+                for n in unkept
+                if n not in alike
+            ]
+        elif alike:
+            columns, them = ("columns", "them") if len(alike) > 1 else ("column", "it")
+            told = f"{columns} {', '.join(map(repr, alike))} of the rows"
+            texts = [
+                f"post step {name} hands back {told} unchanged: the result "
+                f"has {them}, though keep does not; return only what is new, or leave {them} out with drop={alike!r}"
+            ]
+        else:
+            texts = []
+        self.remarks.update(dict.fromkeys(texts))
+
+    def _as_planned(
+        self,
+        task: Task,
+        rows: pa.Table,
+        place: np.ndarray,
+        names: list[str],
+        left: Mapping[str, tuple[np.ndarray, pa.Table]],
+        own: frozenset[str],
+    ) -> tuple[pa.Table, list[str]]:
+        """Rows and answers with what the first rows' frames had and the plan has, or the result to be added to: answers
+        that these rows' frames `left` out, and `own` columns of the rows that they returned, which results of earlier
+        versions may have as answers.
+        """
+        output, known = self._recipe.output, task.base if task.schema is None else task.schema
+        for name in () if known is None else known.names:
+            if name in names or name in (output.row_id, output.model_version):
+                continue
+            if name in left and name not in rows.column_names:
+                at, column = left[name]
+                here = picked(column, np.searchsorted(at, place))  # rows may have died since
+                rows, names = rows.append_column(column.schema.field(0), here.column(0)), [*names, name]
+            elif name in own and not output.keeps(name):
+                names = [*names, name]
+                if task.schema is None:
+                    text = (
+                        f"the result has column {name!r} of the rows, though keep does not; --restart makes one without"
+                    )
+                    self.remarks[text] = None
+        return rows, names
 
     def _holdable(
         self, task: Task, window: Window, outputs: list[tuple[np.ndarray, pa.Table]], dead: list[DeadRow]

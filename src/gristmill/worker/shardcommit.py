@@ -330,6 +330,11 @@ def output_rows(scored: Scored, output: Output, task: Task, earlier: bool = Fals
     columns = {n: rows.column(n) for n in output.columns(rows.column_names, scored.results)}
     if not columns and rows.num_rows and output.drop:
         raise BadJob(f"drop names every output column ({', '.join(output.drop)}): nothing is left to write")
+    if not columns and rows.num_rows:
+        raise BadJob(
+            "nothing is left to write: the frames that steps after the model return have none of its answers and no "
+            "new column, and keep names none"
+        )
     for option, name in (("row_id", output.row_id), ("model_version", output.model_version)):
         if name in columns and name not in scored.results:
             raise BadJob(

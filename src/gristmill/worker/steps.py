@@ -25,7 +25,19 @@ from gristmill.arrow.topython import to_rows
 from gristmill.errors import BadOutput
 from gristmill.job.specs import Step
 from gristmill.models.calls import LoadedCall, load_call
-from gristmill.models.conversion import LACKS, ROW, ROWS, Habit, from_result, null_numbers, owned, to_batch, told_nulls
+from gristmill.models.conversion import (
+    FRAMES,
+    LACKS,
+    ROW,
+    ROWS,
+    Habit,
+    from_result,
+    is_frame,
+    null_numbers,
+    owned,
+    to_batch,
+    told_nulls,
+)
 from gristmill.models.passthrough import handed_back, same
 from gristmill.models.takes import takes_of
 from gristmill.process.failure import SomeFailed
@@ -45,7 +57,8 @@ _FIXED = {str, int, float, bool, bytes, type(None), datetime.datetime, datetime.
 class Applied:
     """What a step made of rows: the rows after it, the number of the row that each came from, and the rows that failed.
     `digests` (uint32, one per row) if it made, or may have made, several rows of one. `returned`: the columns that a
-    map gave back, changed or not; `partly`: those that it gave for some rows only.
+    map gave back, changed or not; `partly`: those that it gave for some rows only. `framed`: the columns that it was
+    given as a frame, if it gave back frames, too.
     """
 
     rows: pa.Table
@@ -54,6 +67,12 @@ class Applied:
     digests: np.ndarray | None = None
     returned: frozenset[str] = frozenset()
     partly: frozenset[str] = frozenset()
+    framed: frozenset[str] = frozenset()
+
+    @property
+    def whole(self) -> bool:
+        """Whether a map gave back frames of the whole rows: with one of the columns that it was given, or more."""
+        return bool(self.framed & self.returned)
 
     def moved(self, first: int) -> Applied:
         """The same for rows that are a slice of others, starting at row `first`."""
@@ -69,6 +88,7 @@ class LoadedStep:
         self.name = name  # its place among the steps
         self.made: dict[str, pa.Field] = {}  # columns that its dicts added to probed rows; nullable: not to each
         self.sparse = False  # whether it has returned dicts
+        self._frames = False  # whether all that it has returned for the rows at hand are frames
         self._habit = Habit()
         self.stage = stage
         self.call = self._load()
@@ -188,7 +208,11 @@ class LoadedStep:
     def _map(self, rows: pa.Table) -> Applied:
         dead: list[DeadRow] = []
         parts = []
-        for index, result in self._called(rows, dead):
+        self._frames = self.step.call is not None and self.step.call.batch_format in FRAMES
+        called = self._called(rows, dead)
+        names = rows.column_names if self._takes is None else self._takes.columns
+        framed = frozenset(names if self._frames else ())
+        for index, result in called:
             digest = None
             if ROW in result.column_names:
                 origin = index[self._checked_rows(result.column(ROW), len(index))]
@@ -197,9 +221,12 @@ class LoadedStep:
                     digest = digests_of(result.select([n for n in result.column_names if not n.startswith(LACKS)]))
             else:
                 origin = index
-            names = frozenset(n for n in result.column_names if not n.startswith(LACKS))
-            partly = frozenset(n for n in names if LACKS + n in result.column_names and _any(result.column(LACKS + n)))
-            parts.append(Applied(self._merged(_pick(rows, origin), result), origin, [], digest, names, partly))
+            returned = frozenset(n for n in result.column_names if not n.startswith(LACKS))
+            partly = frozenset(
+                n for n in returned if LACKS + n in result.column_names and _any(result.column(LACKS + n))
+            )
+            merged = self._merged(_pick(rows, origin), result)
+            parts.append(Applied(merged, origin, [], digest, returned, partly, framed))
         return self.together(parts, rows, dead)
 
     def together(self, parts: Sequence[Applied], like: pa.Table, dead: Sequence[DeadRow]) -> Applied:
@@ -218,7 +245,8 @@ class LoadedStep:
             rows, origin, digests = picked(rows, order), origin[order], None if digests is None else digests[order]
         returned = frozenset[str]().union(*(p.returned for p in parts))
         partly = frozenset[str]().union(*(p.partly | (returned - p.returned) for p in parts))
-        return Applied(rows, origin, [*dead, *(d for p in parts for d in p.dead)], digests, returned, partly)
+        framed = frozenset.intersection(*(p.framed for p in parts)) if parts else frozenset[str]()
+        return Applied(rows, origin, [*dead, *(d for p in parts for d in p.dead)], digests, returned, partly, framed)
 
     def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
         try:
@@ -351,6 +379,7 @@ class LoadedStep:
             except TypeError as e:
                 told_nulls(e, given, form)
                 raise
+            self._frames = self._frames and is_frame(answered)
             try:
                 result = from_result(
                     answered,
