@@ -21,7 +21,7 @@ from gristmill.process.locks import LockFile
 _SMALL = 4 << 20
 # A file touched this recently may change again within the clock tick of its time stamp, so its digest is not kept
 # (the "racy" case of git's index; 2 s is FAT's resolution, the coarsest in use).
-_SETTLED_SECONDS = 2.0
+SETTLED_SECONDS = 2.0
 
 
 def cache_folder() -> Path:
@@ -54,7 +54,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
         after.st_mtime_ns,
         after.st_ctime_ns,
     )
-    if unchanged and time.time() - max(after.st_mtime, after.st_ctime) > _SETTLED_SECONDS:
+    if unchanged and time.time() - max(after.st_mtime, after.st_ctime) > SETTLED_SECONDS:
         with contextlib.suppress(OSError):
             write_whole(note, json.dumps({"path": str(path), "size": after.st_size, "sha256": digest}))
     return digest

@@ -9,7 +9,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +19,7 @@ from urllib.parse import urlsplit
 
 from gristmill.errors import BadModel, nearest
 from gristmill.fingerprint.digests import NOT_COMPARED
-from gristmill.fingerprint.diskcache import file_digest, table_digest
+from gristmill.fingerprint.diskcache import SETTLED_SECONDS, file_digest, table_digest
 from gristmill.fingerprint.values import texts_in
 from gristmill.job.secret import Secret, reveal
 from gristmill.values import dataclass
@@ -55,9 +57,47 @@ class OtherFiles(BadModel):
     """A model's files do not match the pinned digest."""
 
 
+class Opened:
+    """Files of a model that were compared with the planned digest before it was loaded. Whatever loads it may map them
+    into memory, and then answers with what they contain now.
+    """
+
+    def __init__(self, name: str, stats: Mapping[str, str], digests: Mapping[str, str]) -> None:
+        self._name = name
+        # By absolute path, as code may change folder: what to call it, its stat and its digest.
+        self._files = {os.path.abspath(path): (path, stats[path], digest) for path, digest in digests.items()}
+
+    def changed(self) -> str | None:
+        """What has other bytes than were compared, or is gone; None if nothing has. Raises OSError if a disk fails."""
+        for path, (shown, then, digest) in self._files.items():
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                now = _stat(path)
+                if now == then or file_digest(Path(path)) == digest:
+                    self._files[path] = shown, now, digest
+                    continue
+            return f"{self._name}: its file {shown}"
+        return None
+
+
+_OPENING: ContextVar[list[Opened] | None] = ContextVar("_OPENING", default=None)
+
+
+@contextlib.contextmanager
+def opening() -> Iterator[Sequence[Opened]]:
+    """Gives the files that are compared with a pinned digest inside."""
+    found: list[Opened] = []
+    before = _OPENING.set(found)
+    try:
+        yield found
+    finally:
+        _OPENING.reset(before)
+
+
 def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str) -> Digests:
     """Digests of `files`, named from `root`. Raises BadModel if `pinned` matches neither all files nor one of them."""
-    by_file = {_relative(path, root): file_digest(path) for path in sorted(set(files))}
+    opened, paths = _OPENING.get() if pinned is not None else None, sorted(set(files))
+    stats = {} if opened is None else _stats(map(str, paths))  # before they are read
+    by_file = {_relative(path, root): file_digest(path) for path in paths}
     found = Digests(by_file)
     if pinned is not None:
         wanted = pinned.strip().lower().removeprefix("sha256:")
@@ -66,6 +106,8 @@ def digests_of(root: Path, files: Iterable[Path], pinned: str | None, name: str)
                 f"{name}: sha256 is pinned to {wanted}, but the files have {found.all}: these are not the files that "
                 "were pinned; get those, or check what has changed and pin the new digest"
             )
+    if opened is not None:
+        opened.append(Opened(name, stats, {str(path): by_file[_relative(path, root)] for path in paths}))
     return found
 
 
@@ -220,8 +262,17 @@ def whole_stamp(place: str, digest: str | None = None, stamp: Stamp | None = Non
 
 
 def _stats(paths: Iterable[str]) -> dict[str, str]:
-    stats = ((path, os.stat(path)) for path in paths)
-    return {path: f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in stats}
+    return {path: _stat(path) for path in paths}
+
+
+def _stat(path: str) -> str:
+    """Size, times and inode of a file; of one that was written just now like no other, as it may be written again
+    within the same tick of its times.
+    """
+    s, now = os.stat(path), time.time()
+    told = f"{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}"
+    fresh = abs(now - s.st_mtime) < SETTLED_SECONDS or abs(now - s.st_ctime) < SETTLED_SECONDS
+    return f"{told} {time.monotonic_ns()}" if fresh else told
 
 
 def _found(text: str, sure: bool, apart: Collection[str] = ()) -> tuple[Path, list[Path]] | str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from gristmill.errors import BadJob, PlanChanged
 from gristmill.fingerprint.assignments import is_shuffled, is_steady
 from gristmill.fingerprint.digests import FILE, NOT_COMPARED, PACKAGE, file_path
-from gristmill.fingerprint.modelfiles import BY_TIMES, Looked, Stamp, place_of, stamp_of, whole_stamp
+from gristmill.fingerprint.modelfiles import BY_TIMES, Looked, Opened, Stamp, place_of, stamp_of, whole_stamp
 from gristmill.fingerprint.modules import content, local_file, named, on_disk, package_digest, read
 from gristmill.fingerprint.values import Held
 from gristmill.job.secret import Secret
@@ -122,6 +122,11 @@ class Planned:
         self._loaded = dict.fromkeys(planned, -1)  # how many modules of each were loaded when it was as planned
         # By absolute path, as the code may change folder. When code reads a file is unknown: it must not change at all.
         self._named = [(place_of(one.name), one) for one in named]
+        self._opened: list[Opened] = []
+
+    def watch(self, opened: Sequence[Opened]) -> None:
+        """The files of the model, which must not change either from when they were compared."""
+        self._opened += opened
 
     def look(self) -> None:
         """Raises PlanChanged if a file, or a module loaded since the last look (at first any), is not as planned."""
@@ -130,6 +135,9 @@ class Planned:
             if now is None:
                 raise changed_meanwhile(one.what, self._way + "; if the code writes it itself, move it away first")
             self._named[number] = place, now
+        for model in self._opened:
+            if (what := model.changed()) is not None:
+                raise changed_meanwhile(what, self._way)
         loaded = {pin: _loaded(pin) for pin in self._loaded}  # first: what is loaded meanwhile is for the next look
         check([pin for pin, count in loaded.items() if count > self._loaded[pin]], self._way)
         self._loaded = loaded

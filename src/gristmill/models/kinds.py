@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from gristmill.errors import BadModel, PlanChanged
-from gristmill.fingerprint.modelfiles import OtherFiles
+from gristmill.fingerprint.modelfiles import Opened, OtherFiles, opening
 from gristmill.job.specs import ModelSpec, TextSpec, head_of
 from gristmill.models.contract import Model, ModelInfo, Place, Preparer, Transformer
 
@@ -58,22 +58,29 @@ def open(spec: ModelSpec, place: Place) -> Model:
     return model
 
 
-def open_planned(spec: ModelSpec, place: Place) -> Model:
-    """As `open`, for a spec that has the digest found at plan time. Raises PlanChanged if its files have changed."""
+def open_planned(spec: ModelSpec, place: Place) -> tuple[Model, Sequence[Opened]]:
+    """As `open`, for a spec that has the digest found at plan time, with its files as they were compared before it was
+    loaded. Raises PlanChanged if they have changed.
+    """
     try:
-        return open(spec, place)
+        with opening() as files:
+            return open(spec, place), files
     except BadModel:
         check_planned(spec)
         raise
 
 
-def check_planned(spec: ModelSpec) -> None:
-    """Raises PlanChanged if a model's files do not have the digest found at plan time, or no longer make a model."""
+def check_planned(spec: ModelSpec) -> Sequence[Opened]:
+    """A model's files as they were compared. Raises PlanChanged if they do not have the digest found at plan time, or
+    no longer make a model.
+    """
     digest = getattr(spec, "sha256", None)
     if digest is None:
-        return
+        return ()
     try:
-        describe(spec, None)
+        with opening() as files:
+            describe(spec, None)
+            return files
     except BadModel as e:
         named = getattr(spec, head_of(type(spec)))  # the folder may never have been on this machine
         if isinstance(e, OtherFiles) or (isinstance(named, str) and Path(named).exists()):

@@ -63,9 +63,8 @@ class PrepareWorker:
 
         self._watch = Watch(recipe.running.batch_timeout)
         self._watch.load()
-        check_planned(recipe.model)
-
         self._planned = pins.Planned(recipe.pins, recipe.named)
+        self._planned.watch(check_planned(recipe.model))
         self._loaded = Loaded(recipe.pins, recipe.named)
         self._name = name
         self._recipe = recipe

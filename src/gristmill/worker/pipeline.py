@@ -93,7 +93,9 @@ class ShardWorker:
         self._used: dict[str, float] = {}  # what proofs took of an endpoint, and is in no shard's figures yet
         self._planned = pins.Planned(stages.recipe.pins, stages.recipe.named)
         self._loaded = Loaded(stages.recipe.pins, stages.recipe.named)
-        self._model = open_planned(stages.recipe.model, replace(stages.recipe.place, run=stages.recipe.run))
+        place = replace(stages.recipe.place, run=stages.recipe.run)
+        self._model, opened = open_planned(stages.recipe.model, place)
+        self._planned.watch(opened)
         self._rows = self._model if isinstance(self._model, RowModel) else None
         if self._rows is not None:
             self._watch.patience = 2.0  # a row that takes too long is ended alone, before that
@@ -101,6 +103,8 @@ class ShardWorker:
         self._clocks = {"reading": Clock(), "predicting": Clock(), "writing": Clock()}  # of its three threads
         self._prepare = Prepare(stages.recipe, self._model, self._clocks["reading"])
         self._predict = Predict(stages.recipe, self._model)
+        # Whether what gives answers may be another by the time they come.
+        self._may_change = self._predict.by_user or bool(opened)
         self._planned.look()  # after all imports: what changed since planning is refused, too
         self._watch.rest()
         self._files = stages.recipe.files
@@ -295,7 +299,7 @@ class ShardWorker:
         """The journal of an item."""
         if item.key not in self._journals:
             task: Task = item.value
-            stands = partial(self._stands, task) if self._predict.by_user else None
+            stands = partial(self._stands, task) if self._may_change else None
             shard = task.shard.number if task.kind == "score" else None
             run, allowance = self._recipe.run, self._allowed(task.folder)
             attempt, secret, holds = secrets.token_hex(6), self._recipe.secrets, task.shard.holding()
