@@ -274,7 +274,9 @@ def _against_plan(m: Member) -> list[str]:
     disjoint and cover a source that was to be read whole.
     """
     name, planned = f"generation {m.generation.number}", len(m.plan.shards)
-    lines = [f"{name}: shard {n} has no receipt" for n in range(planned) if n not in m.done]
+    missing = [n for n in range(planned) if n not in m.done]
+    torn = receipts.listed(m.generation.receipts, m.generation.files) if missing else {}
+    lines = [f"{name}: {_unread(n, torn.get(n, ()))}" for n in missing]
     lines += [
         f"{name}: there is a receipt of shard {n}, but the plan has {planned} shards" for n in m.done if n >= planned
     ]
@@ -290,6 +292,13 @@ def _against_plan(m: Member) -> list[str]:
         if wrong is not None:
             lines.append(f"{name}: shard {number}: {wrong}")
     return lines + [f"{name}: {line}" for line in _untiled(m)]
+
+
+def _unread(number: int, paths: Sequence[str]) -> str:
+    """Why a shard has no valid receipt: there is none, or those that there are do not read back."""
+    if not paths:
+        return f"shard {number} has no receipt"
+    return f"the receipt of shard {number} is damaged ({paths[-1].replace(os.sep, '/').rpartition('/')[2]})"
 
 
 def _untiled(m: Member) -> list[str]:
