@@ -210,7 +210,8 @@ class _Sweep:
         if latest.failed:
             return budget, f"{latest.failed} ran out at {budget:,}"
         if latest.short:
-            of = "of the sample" if self._r.estimated_rows > self._task.rows else "that there are"
+            sampled = self._r.estimated_rows > (self._task.rows or math.inf)
+            of = "of the sample" if sampled else "that there are"
             return budget, f"its call would not be full with all {latest.short:,} rows {of}"
         if latest.whole and not self._asked:
             return budget + 1, ""
