@@ -200,7 +200,7 @@ def test_a_last_record_that_became_longer(form: str) -> None:
 def put_back(folder: Path) -> str:
     """A part that was damaged in place, so under both its names, and then put back, as rsync and mv do."""
     add("a", range(20))
-    job().run()
+    job(update=True).run()
     (part,) = Path("out").glob("part-*")
     whole = part.read_bytes()
     other = pq.read_table(part)
@@ -257,3 +257,11 @@ def test_status_tells_of_parts_that_are_gone() -> None:
     assert "run the job again" in now["standing"]["way"]["text"]
     job().run()
     assert gm.status("out")["standing"]["words"] == "done and published"
+
+
+def test_an_update_takes_over_the_part_that_was_put_back(folder: Path, put_back: str) -> None:
+    """Shards of unchanged files get second names of the visible file, not of its damaged copy."""
+    add("b", range(20, 30))
+    job(update=True).run()
+    assert sorted(gm.read("out").to_table()["y"].to_pylist()) == [10 * i for i in range(30)]
+    assert gm.verify("out", deep=True).ok
