@@ -784,9 +784,11 @@ def _ran(
     """Run a job, under the given observer or one that fits; `told` puts its dead rows into words."""
     from gristmill.driver.apart import check_files
     from gristmill.job.secret import secrets_in
-    from gristmill.observe.observers import logged
+    from gristmill.observe.observers import check, logged
     from gristmill.observe.warnings import Warned
 
+    if observer is not None:
+        check(observer)
     check_files(spec)
     warned = Warned(observer or _watching(bar=True))
     with logged(observer or warned, spec.running.log, list(secrets_in(spec))) as heard:

@@ -39,6 +39,7 @@ def test_a_report_of_what_is_published(sink_with_dead: Folder) -> None:
     assert [(kind["error"], kind["rows"]) for kind in found["kinds"]] == [("ValueError", 1)]
     (run,) = found["runs"]
     assert (run["state"], run["rows"], run["rows_dead"], run["exit_code"]) == ("done", 60, 1, 0)
+    assert run["rows_per_second"] > 0 and all(worker["rows_per_second"] > 0 for worker in run["per_worker"])
     assert sum(worker["rows"] for worker in run["per_worker"]) == 60 and run["pace"][-1][1] == 60
     assert run["slowest"][0]["source"].endswith("rows.parquet") and run["folder"] == str(sink_with_dead.path)
 

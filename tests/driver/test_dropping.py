@@ -58,7 +58,13 @@ def test_in_a_job_file_and_on_the_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"drop": ["logit"]}, "drop names column 'logit', which no row has: they have id, text, logits, label"),
+        (
+            {"drop": ["logit"]},
+            "drop names column 'logit', which no row has: they have id, text, logits, label; did you mean 'logits'",
+        ),
+        ({"sort_by": ["lable"]}, "'lable', which is not an output column: .*; did you mean 'label'"),
+        ({"partition_by": ["lable"]}, "'lable', which is neither an output column .*; did you mean 'label'"),
+        ({"index": ["lable"]}, "'lable', which is not an output column: .*; did you mean 'label'"),
         ({"drop": ["logits", "label"]}, "nothing is left"),
         ({"drop": ["id"], "keep": ["id"]}, "'id' in both drop and keep"),
         ({"drop": ["label"], "partition_by": ["label"]}, "'label' in both drop and partition_by"),

@@ -102,3 +102,21 @@ def test_a_sink_in_place_of_its_job() -> None:
     """The way is told: the job itself, or the command."""
     with pytest.raises(gm.BadJob, match=r"^job is 'out/', which is no job: .* gristmill retry-dead SINK"):
         gm.retry_dead("out/")
+
+
+@pytest.mark.parametrize("value", [print, type("Mine", (), dict.fromkeys(("progress", "note", "close"), print)), {}])
+@pytest.mark.parametrize("way", ["job", "twin", "retry"])
+def test_no_observer(tmp_path: Path, value: Any, way: str) -> None:
+    """Also a function: refused at once, with the methods that an observer has, and nothing was run."""
+    sink = tmp_path / "out"
+    job = gm.Job({"x": [1, 2]}, score, sink)
+    runs: dict[str, Any] = {
+        "job": job.run,
+        "twin": lambda **told: gm.apply({"x": [1, 2]}, sink, fn=score, **told),
+        "retry": lambda **told: gm.retry_dead(job, **told),
+    }
+    with pytest.raises(
+        gm.BadJob, match=r"^observer is .*: give an object with the methods progress\(now\), note\(note\)"
+    ):
+        runs[way](observer=value)
+    assert not sink.exists()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gristmill as gm
-from gristmill.errors import BadJob, GateFailed, RunFailed
+from gristmill.errors import BadJob, BadSource, GateFailed, RunFailed
 from gristmill.files.lease import Lease
 from gristmill.process.locks import LockFile
 
@@ -192,3 +194,74 @@ def test_a_last_record_that_became_longer(form: str) -> None:
     verdict = gm.verify("out", source=True)
     assert not verdict.ok
     assert any("in." in line for line in verdict.lines)
+
+
+@pytest.fixture
+def put_back(folder: Path) -> str:
+    """A part that was damaged in place, so under both its names, and then put back, as rsync and mv do."""
+    add("a", range(20))
+    job(update=True).run()
+    (part,) = Path("out").glob("part-*")
+    whole = part.read_bytes()
+    other = pq.read_table(part)
+    pq.write_table(other.set_column(1, "y", pa.array([999] * 20)), "other.parquet")
+    part.write_bytes(Path("other.parquet").read_bytes())
+    assert part.stat().st_size != len(whole)
+    with pytest.raises(BadSource, match=r"has [0-9,]+ bytes, and [0-9,]+ were published: put it back"):
+        gm.read("out")
+    Path("back").write_bytes(whole)
+    os.replace("back", part)
+    return part.name
+
+
+def test_a_part_that_was_put_back_is_what_is_read(folder: Path, put_back: str) -> None:
+    """Not its second name, which still is the damaged file; verify says that this can go."""
+    assert gm.read("out").to_table()["y"].to_pylist() == [10 * i for i in range(20)]
+    verdict = gm.verify("out", deep=True)
+    assert verdict.ok
+    (told,) = [line for line in verdict.lines if f"a damaged copy of {put_back}" in line]
+    assert told.endswith("remove it")
+    gm.deliver("out", f"sqlite://{folder}/to.db#t")
+    with contextlib.closing(sqlite3.connect("to.db")) as db:
+        assert db.execute("select sum(y) from t").fetchone() == (1900,)
+    Path("out", told.partition(":")[0]).unlink()
+    assert not any("copy" in line for line in gm.verify("out").lines)
+
+
+def test_a_damaged_copy_as_long_as_it_was_is_not_delivered(folder: Path) -> None:
+    """Deliveries hash a work file that is not the visible one; verify says which of both is whole."""
+    add("a", range(20))
+    job().run()
+    (part,), (work,) = Path("out").glob("part-*"), Path("out/_gristmill").glob("g*/work/part-*")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    Path("back").write_bytes(whole)
+    os.replace("back", part)
+    with pytest.raises(RunFailed, match=r"a damaged copy of part-.*remove the copy"):
+        gm.deliver("out", f"sqlite://{folder}/to.db#t")
+    assert f"remove it, {part.name} is as it was published)" in gm.verify("out").lines[0]
+    work.unlink()
+    assert gm.deliver("out", f"sqlite://{folder}/to.db#t").rows == 20
+
+
+def test_status_tells_of_parts_that_are_gone() -> None:
+    """It stats them, and says what puts them back."""
+    add("a", range(20))
+    job().run()
+    assert "harmed" not in gm.status("out")
+    (part,) = Path("out").glob("part-*")
+    part.unlink()
+    now = gm.status("out")
+    assert now["harmed"] == [part.name]
+    assert now["standing"]["words"] == "published, but not all of it is there"
+    assert "run the job again" in now["standing"]["way"]["text"]
+    job().run()
+    assert gm.status("out")["standing"]["words"] == "done and published"
+
+
+def test_an_update_takes_over_the_part_that_was_put_back(folder: Path, put_back: str) -> None:
+    """Shards of unchanged files get second names of the visible file, not of its damaged copy."""
+    add("b", range(20, 30))
+    job(update=True).run()
+    assert sorted(gm.read("out").to_table()["y"].to_pylist()) == [10 * i for i in range(30)]
+    assert gm.verify("out", deep=True).ok

@@ -53,6 +53,13 @@ def lose_receipt(root: Path) -> None:
     receipt(root, 1).unlink()
 
 
+def flip_receipt(root: Path) -> None:
+    path = receipt(root, 1)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
 def invent_receipt(root: Path) -> None:
     shutil.copy(receipt(root, 1), receipt(root, 1).with_name("0000099.json"))
 
@@ -110,6 +117,7 @@ def overlap(root: Path) -> None:
     ("harm", "said"),
     [
         (lose_receipt, "shard 1 has no receipt"),
+        (flip_receipt, "the receipt of shard 1 is damaged (0000001.json)"),
         (invent_receipt, "a receipt of shard 99"),
         (list_twice, "listed 2 times"),
         (leave_out, "committed by generation 1, but not in the result"),

@@ -112,13 +112,17 @@ def test_what_cannot_be_called_is_told() -> None:
         (called.double, {"func_cpu": 0}, "func_cpu is 0"),
         (called.double, {"max_parallelism": 0}, "max_parallelism is 0"),
         (called.double, {"engine": "dask"}, "engine 'dask'"),
-        (called.double, {"func_gpu": "A100"}, "func_gpu='A100'"),
+        (called.double, {"func_gpu": "A100"}, "func_gpu='A100': this machine shows no GPU"),
+        (called.double, {"func_gpu": "Q9"}, "func_gpu='Q9': no type of GPU that is known here"),
+        (called.double, {"func_gpu": 2}, "func_gpu is 2: give one type of GPU, such as 'A100', or 0 for none"),
     ]
     for function, options, says in cases:
         if "func_gpu" in options and os.path.exists("/proc/driver/nvidia"):
             continue
         with pytest.raises(gm.BadJob, match=says):
             gm.remote_parallel_map(function, [1], **options)
+    assert placing.Request(gpu=0) == placing.Request()  # as other libraries spell that there is none
+    assert gm.remote_parallel_map(called.double, [1], func_gpu=0) == [2]
     with pytest.raises(gm.BadJob, match="inputs is int"):
         gm.remote_parallel_map(called.double, 5)  # type: ignore[arg-type]
 

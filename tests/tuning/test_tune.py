@@ -143,8 +143,8 @@ def test_budgets_that_are_asked_for_are_tried(tmp_path: Path, monkeypatch: pytes
     pq.write_table(pa.table({"x": range(2500)}), tmp_path / "in.parquet")
     job = gm.Job(str(tmp_path / "in.parquet"), slower, str(tmp_path / "out"), workers=1)
     found = job.tune([10, 500, 1000, 2000, 4000, 8000], rounds=1)
-    assert [m.budget for m in found.budgets] == [10, 500, 1000, 2000, 4000]
-    assert found.notes[-1].startswith("budget 8,000 was not tried: a call of 4,000 holds the whole sample")
+    assert [m.budget for m in found.budgets] == [10, 500, 1000, 2000]
+    assert found.notes[-1].startswith("budget 8,000 was not tried: its call would not be full with all 2,500 rows")
     monkeypatch.setattr("gristmill.tuning.sweep.LONGEST_CALL", 0.2)
     found = job.tune([10, 1000, 2400], rounds=2)
     assert [m.budget for m in found.budgets] == [10, 1000]
@@ -174,3 +174,27 @@ def test_larger_budgets_are_tried_while_the_largest_is_the_best(
     cut = gm.Job(str(tmp_path / "in.parquet"), constant, str(tmp_path / "out"), workers=1, shard_rows=500)
     found = cut.tune(rounds=1)
     assert ([m.budget for m in found.budgets], found.knee) == ([16, 64, 256, 500], 500)
+
+
+def test_a_budget_of_more_rows_than_there_are_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rate is claimed for calls that were never made; a note says how many rows there are, --write has what ran."""
+    monkeypatch.setenv("GRISTMILL_CACHE", str(tmp_path / "cache"))
+    pq.write_table(pa.table({"x": range(50)}), tmp_path / "in.parquet")
+
+    def score(batch):
+        import time
+
+        time.sleep(0.002)
+        return {"y": batch["x"]}
+
+    job = gm.Job(str(tmp_path / "in.parquet"), score, str(tmp_path / "out"), workers=1)
+    found = job.tune([5, 50, 60, 10_000], rounds=2)
+    assert ([m.budget for m in found.budgets], found.knee) == ([5, 50], 50)
+    assert found.notes == tuple(
+        f"budget {n} was not tried: its call would not be full with all 50 rows that there are"
+        for n in ("60", "10,000")
+    )
+    with pytest.raises(
+        gm.BadJob, match=r"budget 60 was not tried: .* all 50 rows that there are: give smaller budgets"
+    ):
+        job.tune([60], rounds=1)

@@ -5,7 +5,7 @@ scored. The result is a generation of its own, which needs nothing of the one be
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -389,10 +389,13 @@ def adopt(at: Planned) -> None:
     known = {g.number: g for g in generations.generations(at.root, at.files)}
     done = {n: receipts.standing(known[n].receipts, at.files) for n in {row["generation"] for row in todo}}
     alike = {n: generations.read_plan(known[n]).about.matched == at.plan.about.matched for n in done}
+    parts = [p for x in todo for p in _all_parts(done[x["generation"]][x["of"]])]
+    as_long = at.files.as_long(at.root, ((p.work, p.bytes) for p in parts))
+    whole = {p.work for p, same in zip(parts, as_long, strict=True) if same}
     taken = []
     for x in todo:
         n, receipt = x["generation"], done[x["generation"]][x["of"]]
-        taken.append(_taken(at, known[n], receipt if alike[n] else _unrecorded(receipt), x["shard"]))
+        taken.append(_taken(at, known[n], receipt if alike[n] else _unrecorded(receipt), x["shard"], whole))
     at.files.settle([join(at.root, p.work) for x in taken for p in _all_parts(x)])
     for receipt in taken:
         receipts.commit(at.files, at.generation.receipts, receipt)
@@ -407,16 +410,15 @@ def _unrecorded(receipt: Receipt) -> Receipt:
     return replace(receipt, fates=None, answers=None)
 
 
-def _taken(at: Planned, of: Generation, receipt: Receipt, number: int) -> Receipt:
-    """The receipt of a shard as that of shard `number` here, with its files under names of this generation."""
+def _taken(at: Planned, of: Generation, receipt: Receipt, number: int, whole: Container[str]) -> Receipt:
+    """The receipt of a shard as that of shard `number` here, with its files under names of this generation; of those
+    whose work files are not `whole`, that is the visible file.
+    """
     g, nonce, old = at.generation, secrets.token_hex(6), f"part-{receipt.shard:07d}.g{of.number}"
     new = f"part-{number:07d}.g{g.number}"
-    kept_in: dict[str, set[str]] = {}
 
     def linked(part: Part, folder: str, name: str) -> Part:
-        place = part.work.rpartition("/")[0]
-        there = kept_in.setdefault(place, set(at.files.names(join(at.root, place))))
-        source = part.work if part.work.rpartition("/")[2] in there else part.publish
+        source = part.work if part.work in whole or not part.publish else part.publish
         work = join(folder, name)
         at.files.make_folder(folder)
         at.files.link(join(at.root, source), work)

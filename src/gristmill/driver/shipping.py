@@ -17,7 +17,7 @@ from gristmill.commit.publication import Publication
 from gristmill.driver.backends import text_model
 from gristmill.driver.jobcolumns import implied
 from gristmill.driver.resolved import Resolved
-from gristmill.errors import BadJob, PlanChanged
+from gristmill.errors import BadJob, PlanChanged, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.fingerprint import digests
 from gristmill.fingerprint.pins import named_pins, pins
@@ -188,7 +188,10 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     names = generations.decode_schema(answer["schema"]).names
     for dropped in sink.drop:
         if dropped not in answer["columns"] and dropped not in answer["answers"]:  # which a step left out
-            raise BadJob(f"drop names column {dropped!r}, which no row has: they have {', '.join(answer['columns'])}")
+            near = did_you_mean(dropped, answer["columns"])
+            raise BadJob(
+                f"drop names column {dropped!r}, which no row has: they have {', '.join(answer['columns'])}{near}"
+            )
     kept = [n for n in (r.keep or ()) if n in answer["results"] and n not in implied(r.job)]
     doubled = kept or [n for n in names if names.count(n) > 1]
     if doubled:
@@ -201,9 +204,10 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
             raise BadJob(f"{option} names column {name!r}, which {r.model.name} returns: give another name")
     missing = [n for n in (*(r.keep or ()), *sink.partition_by, *sink.sort_by) if n not in names]
     if missing:
-        there = ", ".join(names)
+        there, near = ", ".join(names), did_you_mean(missing[0], names)
         raise BadJob(
-            f"keep, partition_by or sort_by names column {missing[0]!r}, which is no output column: there are {there}"
+            f"keep, partition_by or sort_by names column {missing[0]!r}, which is no output column: there are "
+            f"{there}{near}"
         )
 
 

@@ -428,11 +428,24 @@ def status(root: str, files: Files = LOCAL) -> dict[str, Any]:
         out["published"] = {**rows, **also, "skipped": list(body.skipped)}
         out.update(rows if out["state"] == "done" else {})
         if out["state"] == "done":
+            if harmed := _harmed(held.latest):
+                out["harmed"] = harmed
             out.update(shards_done=body.shards, shards_total=body.shards, share=1.0)
             out["skipped"] = list(body.skipped)
             out.update({"used": dict(body.used)} if body.used else {})
             out["counts"] = asdict(Counts(*body.counts_list))
     return out
+
+
+def _harmed(result: publication.Publication | None) -> list[str]:
+    """The files of a result that are gone or not as long as they were written, if they are on a disk, and so few that
+    a stat of each takes no time.
+    """
+    if result is None or result.body.files is None or not result.files.free_links:
+        return []
+    live = result.live().but("manifest", "dead")  # readers may clear away dead letters
+    whole = result.files.as_long(result.root, live.tuples("name", "bytes"))
+    return [name for (name,), same in zip(live.tuples("name"), whole, strict=True) if not same]
 
 
 def _unfinished(root: str, latest: generations.Generation, files: Files) -> dict[str, Any]:

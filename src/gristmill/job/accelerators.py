@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+OF_RAY = ("A10G", "A100", "H100", "K80", "L4", "P4", "P100", "T4", "V100")  # those by NVIDIA, known without Ray
 # Types that data centres have and Ray's own list lacks; spelled as Ray spells what its nodes report.
 COMMON = (
     "A10", "A30", "A40", "A100-40G", "A100-80G", "A800", "B200", "B300", "GB200", "GH200", "H20", "H200", "H800",

@@ -192,7 +192,12 @@ class SinkFacts:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self)
+        found = asdict(self)
+        for run, told in zip(self.runs, found["runs"], strict=True):
+            told["rows_per_second"] = round(run.rows_per_second, 2)
+            for worker, of in zip(run.per_worker, told["per_worker"], strict=True):
+                of["rows_per_second"] = round(worker.rows_per_second, 2)
+        return found
 
 
 class Pace:

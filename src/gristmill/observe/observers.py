@@ -6,9 +6,20 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from gristmill.errors import BadJob
 from gristmill.job.secret import Secret, scrub
 from gristmill.observe.events import Note, Observer, Progress
 from gristmill.observe.progress import Several
+
+
+def check(observer: object) -> None:
+    """Raises BadJob for what is no observer: only objects that have its methods can be told anything."""
+    lacking = [name for name in ("progress", "note", "close") if not callable(getattr(observer, name, None))]
+    if lacking or isinstance(observer, type):
+        what = "it is a class: give one made of it" if not lacking else f"it has no {' and no '.join(lacking)}"
+        raise BadJob(
+            f"observer is {observer!r}: give an object with the methods progress(now), note(note) and close(); {what}"
+        )
 
 
 @contextmanager

@@ -14,6 +14,10 @@ UNREAD = "cannot be read, and"  # in the message of the gate for files of an upd
 FILE_FIRST = (
     "put what cannot be read right, and run it again; with --accept (accept=True) the others are published without it"
 )
+PUT_BACK = (
+    "run the job again: it puts back what is still kept, and says what to do otherwise; gristmill verify names all "
+    "that is wrong"
+)
 WHICH = "the message names the ways: which one is meant, only you can know"
 _STATES = {
     "running": "running",
@@ -37,6 +41,9 @@ def standing(now: Mapping[str, Any], last: Run | None) -> Standing:
     """
     state, gate = str(now.get("state")), str(now.get("gate") or "")
     said, bad = _STATES.get(state, state), last is not None and failed(last)
+    if state == "done" and not bad and (harmed := now.get("harmed")):
+        more = f", and {len(harmed) - 1} more" if len(harmed) > 1 else ""
+        return Standing("published, but not all of it is there", f"{harmed[0]}: gone, or cut{more}", Way(PUT_BACK))
     if state == "running" or (state != "unfinished" and not bad):
         return Standing(said)
     if last is None or not bad:

@@ -9,7 +9,7 @@ from typing import Any
 from gristmill.engines.contract import Sized
 from gristmill.engines.registry import engine_kind
 from gristmill.errors import BadJob
-from gristmill.job.accelerators import meant
+from gristmill.job.accelerators import COMMON, OF_RAY, meant
 from gristmill.job.options import EngineSpec
 from gristmill.parallel.calling import CORES
 from gristmill.process import machine
@@ -21,11 +21,11 @@ MOST_GROWN = 1000  # workers to ask of a cluster that may grow, if max_paralleli
 
 @dataclass(frozen=True)
 class Request:
-    """What one call asks for: cores, GB of memory, a GPU by type; and the most calls at once."""
+    """What one call asks for: cores, GB of memory, a GPU by type, if it is not 0; and the most calls at once."""
 
     cpu: Any = "dynamic"
     ram: Any = "dynamic"
-    gpu: str | None = None
+    gpu: Any = None
     most: int | None = None
 
     def __post_init__(self) -> None:
@@ -33,6 +33,10 @@ class Request:
             number = isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
             if value != "dynamic" and not number:
                 raise BadJob(f"{name} is {value!r}: give a number above 0, or 'dynamic'")
+        if isinstance(self.gpu, (int, float)) and not self.gpu:
+            object.__setattr__(self, "gpu", None)
+        if self.gpu is not None and not (isinstance(self.gpu, str) and self.gpu.strip()):
+            raise BadJob(f"func_gpu is {self.gpu!r}: give one type of GPU, such as 'A100', or 0 for none")
         whole = isinstance(self.most, int) and not isinstance(self.most, bool) and self.most >= 1
         if self.most is not None and not whole:
             raise BadJob(f"max_parallelism is {self.most!r}: give a whole number of at least 1")
@@ -85,7 +89,9 @@ def _gpus(wanted: str) -> tuple[str, ...]:
     here = machine.gpus()
     names = gpu_names()
     if not here:
-        raise BadJob(f"func_gpu={wanted!r}: this machine shows no GPU: leave func_gpu out, or use engine='ray'")
+        unknown = "" if meant(wanted, (*OF_RAY, *COMMON)) else "no type of GPU that is known here, and "
+        ways = "leave func_gpu out, or use engine='ray'"
+        raise BadJob(f"func_gpu={wanted!r}: {unknown}this machine shows no GPU: {ways}")
     if names and meant(wanted, names) is None:
         raise BadJob(f"func_gpu={wanted!r}: this machine has {', '.join(sorted(set(names)))}")
     return here

@@ -27,7 +27,7 @@ def remote_parallel_map(
     inputs: Iterable[Any],
     func_cpu: Any = "dynamic",
     func_ram: Any = "dynamic",
-    func_gpu: str | None = None,
+    func_gpu: str | int | None = None,
     image: str | None = None,
     grow: bool = False,
     max_parallelism: int | None = None,
@@ -50,9 +50,9 @@ def remote_parallel_map(
     notebook or a REPL; it stays in its worker between calls, with whatever it stores on itself. What it prints appears
     here. Inputs may be endless: they are read only as far ahead as is needed.
 
-    - `func_cpu` cores, `func_ram` GB and one `func_gpu` ("A100") are what one call needs, `max_parallelism` bounds the
-      calls at once. More than the machine has means one call at a time; a GPU that is not there is an error. For calls
-      that mostly wait, `func_cpu=0.1` puts ten on a core; a `max_parallelism` above the cores means as many.
+    - `func_cpu` cores, `func_ram` GB and one `func_gpu` ("A100") are what one call needs (0: no GPU), `max_parallelism`
+      bounds the calls at once. More than the machine has means one call at a time; a GPU that is not there is an error.
+      For calls that mostly wait, `func_cpu=0.1` puts ten on a core; a `max_parallelism` above the cores means as many.
     - `generator=True` begins at once, and yields results as calls finish. A slow consumer slows the workers; leaving
       early ends them.
     - `ordered=True`: in the order of the inputs. `return_exceptions=True`: exceptions are results.

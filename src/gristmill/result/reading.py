@@ -59,6 +59,9 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Described)
 
     schema = nullable(decode_schema(about.output_schema))
     paths = readable(root, parts, files)
+    visible = [f for f, path in zip(parts, paths, strict=True) if path == join(root, f.name)]
+    if files.free_links and (harmed := _cut(root, visible, files, gone=False)) is not None:
+        raise harmed  # now: of a file that became longer, no reader would notice
     keys = [k for k in about.partition_by if k in schema.names]  # without rows they may be missing
     inside = pa.schema([f for f in schema if f.name not in keys])
     sizes = {path: f.bytes for path, f in zip(paths, parts, strict=True)}
@@ -73,14 +76,18 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Described)
     return rows
 
 
-def _cut(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
-    """The error if one of these files is not as long as it was when written, or is gone with the result it was of."""
+def _cut(root: str, parts: Sequence[Live], files: Files, *, gone: bool = True) -> BadSource | None:
+    """The error if one of these files is not as long as it was when written, or if one is `gone`."""
     sizes = sizes_of(root, {name for f in parts for name in (f.name, f.work)}, files)
     for f in parts:
         if f.bytes not in (there := [sizes[name] for name in (f.work, f.name) if name in sizes]):
+            if not (there or gone):
+                continue
             if not there and _replaced(root, f, files):
                 return BadSource(f"{root}: a later result has replaced these rows since they were opened: read again")
-            what = f"has {max(there):,} of its {f.bytes:,} bytes" if there else "the file is gone"
+            longer = there and max(there) > f.bytes
+            of = f"bytes, and {f.bytes:,} were published" if longer else f"of its {f.bytes:,} bytes"
+            what = f"has {max(there):,} {of}" if there else "the file is gone"
             return BadSource(
                 f"{join(root, f.name)}: is published, but {what}: put it back, or score all rows again with --restart "
                 "(restart=True); gristmill verify lists every damaged file"
@@ -166,10 +173,11 @@ def readable(root: str, parts: Sequence[Live], files: Files) -> list[str]:
 
 
 def kept(root: str, parts: Sequence[Live], files: Files) -> list[str]:
-    """For each file, its work file, if that still exists, else its visible name."""
-    folders = {f.work.rpartition("/")[0] for f in parts}
-    there = {f"{folder}/{name}" for folder in folders for name in files.names(join(root, folder))}
-    return [join(root, f.work if f.work in there else f.name) for f in parts]
+    """For each file, its work file, if that still exists, as long as it was written, else its visible name: a file that
+    was damaged under both names may have been put back under the one that people see.
+    """
+    whole = files.as_long(root, ((f.work, f.bytes) for f in parts))
+    return [join(root, f.work if same else f.name) for f, same in zip(parts, whole, strict=True)]
 
 
 DEAD = pa.schema(

@@ -4,6 +4,7 @@ the publication.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from gristmill.commit.publish import LISTED, MANIFEST, committed, leftover, stra
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
-from gristmill.files.disk import LOCAL, join, sha256_of
+from gristmill.files.disk import LOCAL, join, sha256_of, sizes_of
 from gristmill.result import ids, reading
 from gristmill.result.reduction import OF_ROWS, digest_of_rows
 from gristmill.shards.counts import Counts
@@ -115,6 +116,7 @@ def verify(root: str, sink_format: SinkFormat, files: Files = LOCAL, *, deep: bo
     lines = wrong or [f"{len(live)} files, {rows} rows: all as published"]
     if not wrong and (repeated := ids.said(result)) is not None:
         lines.append(repeated)  # not an error: what a key holds comes from the source
+    lines += _spoilt(result, live)
     lines += _beside(members, files)
     return Verdict(not wrong, tuple(lines), len(live), rows)
 
@@ -155,6 +157,20 @@ def _others_read(result: Publication, live: Sequence[Live]) -> Iterator[tuple[Li
         visible = join(result.root, f.name)
         if path != visible and not (result.files.free_links and _same(path, visible)):
             yield f, path
+
+
+def _spoilt(result: Publication, live: Sequence[Live]) -> list[str]:
+    """Work files that were damaged, of parts that were put back under their visible names: no reader opens them."""
+    root, files = result.root, result.files
+    whole = files.as_long(root, ((f.work, f.bytes) for f in live))
+    cut = [f for f, same in zip(live, whole, strict=True) if not same] if files.free_links else []
+    there = sizes_of(root, {f.work for f in cut}, files)
+    return [
+        f"{f.work}: {there[f.work]} bytes, but {f.bytes} were published: a damaged copy of {f.name}, which readers "
+        "open instead: remove it"
+        for f in cut
+        if f.work in there and not _same(join(root, f.work), join(root, f.name))
+    ]
 
 
 def _beside(members: Sequence[Member], files: Files) -> list[str]:
@@ -198,8 +214,16 @@ def _wrong(result: Publication, f: Live, at: str, sink_format: SinkFormat, schem
         return f"{name}: missing ({f.rows} rows of shard {f.shard}, generation {f.generation})"
     if found is None:
         return None
-    instead = f" (gm.read opens this file instead of {f.name}, whose copy it is, while it is there)"
-    return f"{name}: {found}{'' if name == f.name else instead}"
+    return f"{name}: {found}{'' if name == f.name else _instead(result, f)}"
+
+
+def _instead(result: Publication, f: Live) -> str:
+    """What a damaged file is to readers that they open instead of the visible one, and what to do."""
+    told = f"gm.read opens this file instead of {f.name}, whose copy it is, while it is there"
+    with contextlib.suppress(FileNotFoundError):
+        if result.files.digest(join(result.root, f.name)) == (f.bytes, f.sha256):
+            return f" ({told}: remove it, {f.name} is as it was published)"
+    return f" ({told})"
 
 
 def _differs(path: str, f: Live, sink_format: SinkFormat, schema: pa.Schema, options: Mapping[str, Any]) -> str | None:
@@ -250,7 +274,9 @@ def _against_plan(m: Member) -> list[str]:
     disjoint and cover a source that was to be read whole.
     """
     name, planned = f"generation {m.generation.number}", len(m.plan.shards)
-    lines = [f"{name}: shard {n} has no receipt" for n in range(planned) if n not in m.done]
+    missing = [n for n in range(planned) if n not in m.done]
+    torn = receipts.listed(m.generation.receipts, m.generation.files) if missing else {}
+    lines = [f"{name}: {_unread(n, torn.get(n, ()))}" for n in missing]
     lines += [
         f"{name}: there is a receipt of shard {n}, but the plan has {planned} shards" for n in m.done if n >= planned
     ]
@@ -266,6 +292,13 @@ def _against_plan(m: Member) -> list[str]:
         if wrong is not None:
             lines.append(f"{name}: shard {number}: {wrong}")
     return lines + [f"{name}: {line}" for line in _untiled(m)]
+
+
+def _unread(number: int, paths: Sequence[str]) -> str:
+    """Why a shard has no valid receipt: there is none, or those that there are do not read back."""
+    if not paths:
+        return f"shard {number} has no receipt"
+    return f"the receipt of shard {number} is damaged ({paths[-1].replace(os.sep, '/').rpartition('/')[2]})"
 
 
 def _untiled(m: Member) -> list[str]:

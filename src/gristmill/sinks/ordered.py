@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gristmill.arrow.sorting import Sorting, sortable
-from gristmill.errors import BadJob, RunFailed
+from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.process.startup import imported
 from gristmill.sinks.contract import SinkFormat, WorkFile, Writer
@@ -42,8 +42,8 @@ class Ordered:
         for name in self.columns:
             if name not in schema.names:
                 if rows.num_rows:
-                    there = ", ".join(schema.names)
-                    raise BadJob(f"sort_by names {name!r}, which is not an output column: the output has {there}")
+                    near, there = did_you_mean(name, schema.names), ", ".join(schema.names)
+                    raise BadJob(f"sort_by names {name!r}, which is not an output column: the output has {there}{near}")
             elif not sortable(schema.field(name).type):
                 raise BadJob(
                     f"sort_by names {name!r}, a {schema.field(name).type}, which has no order: name a column of "

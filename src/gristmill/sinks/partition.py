@@ -13,7 +13,7 @@ import numpy as np
 
 from gristmill.arrow.rows import picked
 from gristmill.arrow.schemas import plain
-from gristmill.errors import BadJob
+from gristmill.errors import BadJob, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.sinks.contract import SinkFormat, WorkFile, Writer
 from gristmill.values import dataclass
@@ -65,7 +65,7 @@ class Partitioned:
                     continue
                 raise BadJob(
                     f"partition_by names {name!r}, which is neither an output column nor one of the source: the output "
-                    f"has {', '.join(schema.names)}"
+                    f"has {', '.join(schema.names)}{did_you_mean(name, schema.names)}"
                 )
             field = schema.field(name)
             kind = plain(field.type)

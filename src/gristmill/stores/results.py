@@ -5,6 +5,7 @@ store that was given it.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,6 +102,20 @@ class Result:
     def rows_of(self, files: Sequence[Live]) -> Any:
         """A dataset of some of its files."""
         return dataset_of(self.generation.root, self.generation.files, files, self.about)
+
+
+def check_copy(root: str, files: Files, f: Live, path: str) -> None:
+    """Raises CorruptStore if the file at `path` is not what was committed as `f`. Looks only if it is a disk's and the
+    visible name another file: a part was put back, or the sink is a copy, and each may be damaged by itself.
+    """
+    visible = join(root, f.name)
+    if not files.free_links or path == visible or not os.path.exists(visible):
+        return
+    if not files.same(path, visible, f.bytes, f.sha256):
+        raise CorruptStore(
+            f"{path}: is not what was published, but a damaged copy of {f.name}: if gristmill verify {root} says that "
+            f"{f.name} is as it was published, remove the copy; readers then open {f.name}"
+        )
 
 
 def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, shown: str) -> str | None:

@@ -27,7 +27,7 @@ from gristmill.commit.documents import Described, Indexed, Live
 from gristmill.commit.generation import Generation, decode_schema, generations
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
-from gristmill.errors import BadJob, RunFailed
+from gristmill.errors import BadJob, RunFailed, did_you_mean
 from gristmill.files.contract import Files
 from gristmill.files.disk import join, sha256_of
 from gristmill.process.startup import imported
@@ -64,7 +64,7 @@ def check(schema: pa.Schema, by: Sequence[str], tables: bool, shown: str) -> Non
         if name not in schema.names:
             raise BadJob(
                 f"sink {shown}: index names column {name!r}, which is not an output column: there are "
-                f"{', '.join(schema.names)}"
+                f"{', '.join(schema.names)}{did_you_mean(name, schema.names)}"
             )
     check_packed(pa.schema([schema.field(name) for name in by]), by, f"sink {shown}: index")
 

@@ -17,7 +17,8 @@ from gristmill.worker.trial import Trial, TrialStages
 class Answer:
     """What all workers together reached: tokens (or rows) per second without padding, and the share that was padding.
 
-    `failed` tells why there is no rate ("memory"); `whole`, that one call held all the rows.
+    `failed` tells why there is no rate ("memory"); `whole`, that one call held all the rows; `short`, how many these
+    are where a call that was to be full is not.
     """
 
     rate: float
@@ -25,6 +26,7 @@ class Answer:
     seconds: float
     failed: str = ""
     whole: bool = False
+    short: int = 0
 
 
 class Bench:
@@ -49,7 +51,8 @@ class Bench:
         failed = next((str(f["failed"]) for f in found if f.get("failed")), "")
         rate = 0.0 if failed else sum(f["rate"] for f in found)
         whole = all(f.get("whole", False) for f in found)
-        return Answer(rate, found[0]["padding"], max(f["seconds"] for f in found), failed, whole)
+        short = max(f.get("short", 0) for f in found)
+        return Answer(rate, found[0]["padding"], max(f["seconds"] for f in found), failed, whole, short)
 
     def close(self) -> None:
         self._feed.over = True

@@ -114,11 +114,13 @@ def tune(
         if not budgets_tried:
             measured = sweep.further(best, measured)
         rates = {m.budget: m.rate for m in measured if m.rate > 0}
+        if not measured:
+            raise BadJob(f"tune: {sweep.untried[0]}: give smaller budgets")
         if not rates:
             raise BadJob(f"tune: memory ran out at the smallest budget, {measured[0].budget}: give smaller ones")
         found = knee(rates)
         budgets.keep(_arranged(r, best), found, rates)
-        if found == measured[-1].budget < _most(r):
+        if found == measured[-1].budget < _most(r) and not sweep.untried:
             sweep.untried.append(f"{found:,}, the largest that was tried, is the best: --budgets tries larger ones")
         plain = sizes.budget_of(r)
         return Tuned(
@@ -161,7 +163,7 @@ class _Sweep:
         """Every budget on one arrangement, smallest first, up to where memory ends or the rate has fallen far."""
         for other in [a for a in self._benches if a != arrangement]:
             self._benches.pop(other).close()
-        return self._alternated([(arrangement, budget) for budget in tried])
+        return self._alternated([(arrangement, budget) for budget in tried], full=self._asked)
 
     def further(self, arrangement: Arrangement, measured: list[Measured]) -> list[Measured]:
         """With larger budgets of rows added, as long as the largest is clearly the best, and there are rows and time
@@ -179,7 +181,7 @@ class _Sweep:
             last = measured[-1]
         return measured
 
-    def _alternated(self, candidates: list[tuple[Arrangement, int]]) -> list[Measured]:
+    def _alternated(self, candidates: list[tuple[Arrangement, int]], full: bool = False) -> list[Measured]:
         answers: dict[tuple[Arrangement, int], list[Answer]] = {c: [] for c in candidates}
         left = list(candidates)
         for number in range(self._rounds):
@@ -187,9 +189,10 @@ class _Sweep:
                 if candidate not in left:
                     continue
                 arrangement, budget = candidate
-                answer = self._bench(arrangement).measure(Trial(self._task, budget, self._shares(budget, number)))
-                answers[candidate].append(answer)
-                self._say(f"round {number + 1} of {self._rounds}: {arrangement}, {budget:,}: {answer.rate:,.0f}/s")
+                answer = self._bench(arrangement).measure(Trial(self._task, budget, self._shares(budget, number), full))
+                if not answer.short:
+                    answers[candidate].append(answer)
+                    self._say(f"round {number + 1} of {self._rounds}: {arrangement}, {budget:,}: {answer.rate:,.0f}/s")
                 same = {b: a[-1].rate for (other, b), a in answers.items() if a and other == arrangement and b < budget}
                 least, why = self._hopeless(budget, answer, same)
                 out = [c for c in left if c[0] == arrangement and c[1] >= least]
@@ -206,8 +209,12 @@ class _Sweep:
         """The budget from which no more trials are needed, and why; infinity if all need them."""
         if latest.failed:
             return budget, f"{latest.failed} ran out at {budget:,}"
-        if latest.whole:
-            return budget + 1, f"a call of {budget:,} holds the whole sample of {self._task.rows:,} rows at most"
+        if latest.short:
+            sampled = self._r.estimated_rows > (self._task.rows or math.inf)
+            of = "of the sample" if sampled else "that there are"
+            return budget, f"its call would not be full with all {latest.short:,} rows {of}"
+        if latest.whole and not self._asked:
+            return budget + 1, ""
         longest = LONGEST_CALL * latest.rate
         if self._asked:
             return max(budget + 1, longest), f"its call would take more than {LONGEST_CALL:g} s"

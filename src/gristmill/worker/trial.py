@@ -27,12 +27,13 @@ class Trial:
     """A budget to try on the rows of `task`: of padded tokens if rows have lengths, else of rows.
 
     `shares` select the batches: those that hold the tokens at these shares of all tokens, so that batches of every
-    width are sampled in proportion to their tokens.
+    width are sampled in proportion to their tokens. With `full`, no call is made that all rows together do not fill.
     """
 
     task: Task
     budget: int
     shares: tuple[float, ...]
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class TrialStages:
 
 
 class TrialWorker:
-    """Answers trials with {"rate", "padding", "seconds"}; {"rate": 0.0, "failed": "memory"} if memory ran out."""
+    """Answers trials with {"rate", "padding", "seconds"}; {"rate": 0.0, "failed": "memory"} if memory ran out, and
+    {"rate": 0.0, "short": rows} if these do not fill a call that was to be full.
+    """
 
     def __init__(self, recipe: Recipe, name: str) -> None:
         from gristmill.models.kinds import open as open_model
@@ -91,6 +94,8 @@ class TrialWorker:
         batches = cut(lengths, rows, budget, prepared.apart)
         useful = np.array([len(b) if lengths is None else max(1, int(lengths[b].sum())) for b in batches])
         padded = sum(len(b) if lengths is None else padded_tokens(lengths, b) for b in batches)
+        if trial.full and len(batches) == 1 and padded < trial.budget:
+            return {"rate": 0.0, "padding": 0.0, "seconds": 0.0, "short": len(rows)}
         ends = np.cumsum(useful)
         picked = np.searchsorted(ends, np.array(trial.shares) * ends[-1], side="right").clip(max=len(batches) - 1)
         seconds = np.zeros(len(picked))
