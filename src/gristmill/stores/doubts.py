@@ -51,8 +51,11 @@ def doubt(delivery: Delivery, result: Result, store: Store, found: Mark | None, 
     if not found.doubtful:
         return None
     copies = store.copies(found) if isinstance(store, Counted) else ()
-    drop = f"drop {', '.join(copies)}, if that is a copy by this one's own SQL, with its comment, or " if copies else ""
-    return f"{shown}: {untold(found)}, {_NOT_TWICE}: {drop}{_WAYS}"
+    told = (
+        f"{', '.join(copies)} may be that table, renamed, or a copy of it by its own SQL: deliver there if it was "
+        "renamed, drop a copy if its rows are here as well, or "
+    )
+    return f"{shown}: {untold(found)}, {_NOT_TWICE}: {told if copies else ''}{_WAYS}"
 
 
 def untold(found: Mark) -> str:

@@ -114,7 +114,8 @@ class Marks:
             return replace(found, doubtful=True) if self.lacking(count) else found
         if (other := _latest((*self.named, *self.beside)).get(sink)) is None:
             return None
-        doubted = any(row.mark.sink == sink for row in self.doubted)
+        # Of those beside, too: tables with one witness may have swapped their names.
+        doubted = any(row.mark.sink == sink for row in (*self.doubted, *self.beside))
         if (not doubted and self._tells_all(count)) or not count():
             return None
         return replace(other, doubtful=True, past=True)
@@ -147,7 +148,7 @@ class Marks:
         """
         counted = () if made else self.counted
         gone, new = list(counted), [self._replacing(mark, counted, whole)]
-        if whole and _same(now, self.there.now):
+        if whole and _same(now, self.there.now) and not self.there.others:  # others may be those, renamed
             gone += _gone(self.beside, self.there)  # it is known by its witness from now on
         if not whole:
             beside = (replace(m, past=False) for s, m in _latest(counted).items() if s != mark.sink)
@@ -221,8 +222,14 @@ def marks_astray(session: Session, there: Which, sink: str, shown: str) -> Itera
 
 
 def copies_of(session: Session, there: Which, mark: Mark) -> Sequence[str]:
-    """The other tables with the witness that a mark tells of, for whose names none was written."""
-    if not mark.table or not (having := [name for name in there.having(mark.table) if name != there.name]):
+    """The other tables with the witness that a mark alone tells of, for whose names none was written: the table that
+    it came to, renamed, or copies.
+    """
+    if (
+        not mark.table
+        or is_shared(mark.table)
+        or not (having := [name for name in there.having(mark.table) if name != there.name])
+    ):
         return ()
     sql = f"SELECT target FROM {there.marks} WHERE which LIKE ?"
     own = {target for (target,) in session.run(sql, f"{mark.table.split()[0]} %")}
@@ -292,7 +299,7 @@ def _kept(session: Session, at: str, asked: Mapping[str, str], joined: str, show
             yield Row(at, target, which, _loaded(body, shown))
 
 
-@lru_cache(128)
+@lru_cache(1024)
 def _loaded(body: str, shown: str) -> Mark:
     """A mark: each lookup reads those of all sinks, and a delivery does several times."""
     return Mark.load(body.encode(), shown)
