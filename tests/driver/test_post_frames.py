@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,36 @@ def test_a_result_of_another_rule_is_added_to_with_its_columns(tmp_path: Path) -
     assert rows.column_names == columns and rows["debug"].to_pylist() == [1.0, 2.0, 3.0] * 2
     assert rows["ssn"].to_pylist() == ["a", "b", "c"] * 2
     assert any("the result has column 'ssn' of the rows" in note for note in report.notes)
+
+
+def deadly(frame: Any) -> Any:
+    """Drops a column, kills the worker at one row and fails at the two after it."""
+    found = set(frame["id"].tolist())
+    if 20 in found:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if found & {21, 22}:
+        raise ValueError("21")
+    return frame.drop(columns=["debug"])
+
+
+def test_a_frame_of_rows_that_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    """After a worker has died, rows of a window are tried in parts, and one whose rows are all dead returns nothing."""
+    rows = pa.table({"id": range(40), "ssn": ["s"] * 40, "x": [0.5 * i for i in range(40)]})
+    pq.write_table(rows, tmp_path / "in.parquet")
+    sink, step = gm.sink(str(tmp_path / "out"), keep=["id"]), gm.step(deadly, batch_format="pandas")
+    gates = {"min_ok": 0.5, "warn_failed": 1}
+    report = gm.Job(str(tmp_path / "in.parquet"), model, sink, post=[step], workers=1, gates=gates).run()
+    found = gm.read(str(tmp_path / "out")).to_table()
+    assert (report.rows_dead, found.column_names) == (3, ["id", "score"])
+    assert found["id"].to_pylist() == [i for i in range(40) if i not in (20, 21, 22)]
+
+
+def test_texts_handed_back_in_another_type_are_told_of(tmp_path: Path) -> None:
+    """Texts of pandas are large ones in Arrow."""
+    import pandas as pd
+
+    def back(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"ssn": pd.Series(list(batch["ssn"])), "z": batch["x"]}
+
+    with pytest.warns(gm.GristmillWarning, match="hands back column 'ssn' of the rows unchanged"):
+        gm.Job(SOURCE, model, gm.sink(str(tmp_path / "out"), keep=["id"]), post=[back], workers=0).run()

@@ -83,16 +83,17 @@ def account(counts: Counts, planned: int | None) -> None:
 def early(
     gates: Gates, counts: Counts, planned: int, errors: Mapping[str, float], look: str, *, exact: bool = True
 ) -> None:
-    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be, of which
-    there are no more if that is not `exact`. `look` says how dead rows can be read.
+    """Raises GateFailed as soon as min_ok can no longer hold, whatever the rest of the `planned` rows may be: so many,
+    or if that is not `exact`, far more than there seem to be. `look` says how dead rows can be read.
     """
     dead = counts.all_dead
     possible = planned - counts.filtered - counts.derived_filtered
     if possible > 0 and dead > gates.allowed(possible):
         scored = counts.ok + dead
-        what = f"can no longer hold: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
+        hold = "can no longer hold" if exact else "can hardly hold any more"
+        what = f"{hold}: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
         rest = possible - scored
-        whole = f"all {possible:,}" if exact else f"the {possible:,} that there can be by the bytes left"
+        whole = f"all {possible:,}" if exact else f"{possible:,}, ten times the rows that there are by their bytes,"
         most = f", and at most {gates.allowed(possible):,} of {whole} may be" if rest > 0 else ""
         ways = _way_out(look, dead, scored, rest)
         raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {ways}", gates=["min_ok"])

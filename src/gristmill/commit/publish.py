@@ -78,7 +78,7 @@ def put_back(root: str, files: Files) -> list[str]:
     wrong = [f for f in wrong if f.name not in made_again]
     for f in wrong:
         if kept.get(f.work) != f.bytes:
-            what = f"has {there[f.name]:,} of its {f.bytes:,} bytes" if f.name in there else "the file is gone"
+            what = lacking(there.get(f.name), f.bytes)
             raise CorruptStore(
                 f"{root}: {f.name} is published, but {what}: put it back, or score all rows again with --restart "
                 f"(restart=True); gristmill verify {root} lists everything that is wrong"
@@ -88,6 +88,14 @@ def put_back(root: str, files: Files) -> list[str]:
         files.link(join(root, f.work), join(root, f.name))
     files.settle([join(root, f.name) for f in wrong])
     return [f.name for f in wrong]
+
+
+def lacking(there: int | None, published: int) -> str:
+    """What is wrong with a file of so many bytes, or with one that is gone, of which so many were published."""
+    if there is None:
+        return "the file is gone"
+    of = f"bytes, and {published:,} were published" if there > published else f"of its {published:,} bytes"
+    return f"has {there:,} {of}"
 
 
 def publish(generation: Generation, about: ResultRecord, live: LiveFiles, index: Indexed | None = None) -> Publication:

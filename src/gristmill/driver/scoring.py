@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import socket
 import time
@@ -80,6 +81,7 @@ class Scoring:
         self._beside = Beside()
         self._run_name = secrets.token_hex(6)
         self._looked = 0.0
+        self._sampled_rows = functools.cache(lambda: chosen.resolved.estimated_rows)
 
     @property
     def planned(self) -> Planned:
@@ -297,12 +299,12 @@ class Scoring:
 
     def _check_early(self) -> None:
         at, so_far = self.at, self.tally.counts
-        if not isinstance(at, Planned) or (rows := self.tally.rows_at_most()) is None:
+        if not isinstance(at, Planned) or (rows := self.tally.rows_at_most(self._sampled_rows)) is None:
             return
         expanding = so_far.derived > so_far.expanded or any(s.kind == "flat_map" for s in at.spec.steps)
         if not (expanding or at.retries or at.verbs.accept):
             with at.log.gate():
-                exact = at.plan.shards.rows() is not None
+                exact = self.tally.total is not None
                 gates.early(at.spec.gates, so_far, rows, self.tally.errors, at.look, exact=exact)
 
     # ------------------------------------------------ receipts

@@ -188,7 +188,7 @@ def check_columns(r: Resolved, sink: Sink, answer: dict[str, Any]) -> None:
     names = generations.decode_schema(answer["schema"]).names
     for dropped in sink.drop:
         if dropped not in answer["columns"] and dropped not in answer["answers"]:  # which a step left out
-            near = did_you_mean(dropped, answer["columns"])
+            near = did_you_mean(dropped, [*answer["columns"], *answer["answers"]])
             raise BadJob(
                 f"drop names column {dropped!r}, which no row has: they have {', '.join(answer['columns'])}{near}"
             )

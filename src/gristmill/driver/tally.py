@@ -7,7 +7,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from gristmill.shards.shard import ShardTable
 from gristmill.values import dataclass
 
 MOST_SLOW = 10  # of the slowest shards
-MARGIN = 10  # times as many rows as the bytes foretell: those that were read may be the longest
+MARGIN = 10  # times as many rows as are foretold may be there
+LEAST_READ = 100  # rows, before they foretell others
 
 
 @dataclass(frozen=True)
@@ -149,14 +150,21 @@ class Tally:
         """Source rows in shards that are committed, by this run and those before it."""
         return self._rows
 
-    def rows_at_most(self) -> int | None:
-        """Rows in all shards. Where only reading tells, those of the shards that are done, and MARGIN times as many as
-        these foretell for the rest; None before one is done.
+    @property
+    def total(self) -> int | None:
+        """Source rows in all shards; None if only reading tells."""
+        return self._total
+
+    def rows_at_most(self, sampled: Callable[[], float]) -> int | None:
+        """Rows in all shards. Where only reading tells, MARGIN times as many as those that were read foretell, or
+        those that were `sampled` all over the files when it was planned: rows that come first, and fail, may be the
+        longest. None before LEAST_READ are read.
         """
-        if self._total is not None or not self._weight:
+        read = self.counts.rows_in
+        if self._total is not None or read < LEAST_READ or not self._weight:
             return self._total
         left = self._weights / self._weight - 1
-        return self.counts.rows_in + math.ceil(MARGIN * self.counts.rows_in * left)
+        return max(read + math.ceil(MARGIN * read * left), math.ceil(MARGIN * sampled()))
 
     def _reach(self, tick: Tick) -> None:
         if self._shards is None or tick.key.startswith("probe"):

@@ -12,7 +12,7 @@ from dataclasses import field, replace
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import Lossy, fitted, is_list, together
+from gristmill.arrow.casts import Lossy, fitted, is_list, lossless, together
 from gristmill.arrow.rows import picked
 from gristmill.errors import BadOutput
 from gristmill.models.contract import Columns, Journal, Model, Prepared, Refusal, RowModel, Told
@@ -561,7 +561,12 @@ class Predict:
 
 
 def _alike(one: pa.Table, other: pa.Table, name: str) -> bool:
-    return one.schema.field(name).type == other.schema.field(name).type and same(one.column(name), other.column(name))
+    """Whether a column has the same values, though perhaps in another type of Arrow for the same, as of texts."""
+    try:
+        column = lossless(other.column(name), one.schema.field(name).type)
+    except Lossy:
+        return False
+    return same(one.column(name), column)
 
 
 def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Table:

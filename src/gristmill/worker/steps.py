@@ -243,9 +243,10 @@ class LoadedStep:
         if (np.diff(origin) < 0).any():
             order = np.argsort(origin, kind="stable")
             rows, origin, digests = picked(rows, order), origin[order], None if digests is None else digests[order]
-        returned = frozenset[str]().union(*(p.returned for p in parts))
-        partly = frozenset[str]().union(*(p.partly | (returned - p.returned) for p in parts))
-        framed = frozenset.intersection(*(p.framed for p in parts)) if parts else frozenset[str]()
+        telling = [p for p in parts if len(p.origin)]  # one whose rows are all dead returned nothing
+        returned = frozenset[str]().union(*(p.returned for p in telling))
+        partly = frozenset[str]().union(*(p.partly | (returned - p.returned) for p in telling))
+        framed = frozenset.intersection(*(p.framed for p in telling)) if telling else frozenset[str]()
         return Applied(rows, origin, [*dead, *(d for p in parts for d in p.dead)], digests, returned, partly, framed)
 
     def _checked_rows(self, column: pa.ChunkedArray, given: int) -> np.ndarray:
