@@ -88,12 +88,12 @@ def test_some_of_all_interleavings(memory: Path, seed: int) -> None:
 def test_all_interleavings(path: Interleaving, memory: Path) -> None:
     """Every operation of the first command, or every STEP-th, as the one at which it is stopped, or ended."""
     total = 0
-    for at in itertools.count(0, int(os.environ.get("STEP", "1"))):
+    for tried, at in enumerate(itertools.count(0, int(os.environ.get("STEP", "1")))):
         try:
             came, operations = explore(path, memory, at)
         except AssertionError as e:
             raise AssertionError(f"{path} at operation {at}: {e}") from e
         total += operations
         if not came:
-            print(f"{path}: {at} interleavings, {total} operations")
+            print(f"{path}: {tried} interleavings, {total} operations")
             return
