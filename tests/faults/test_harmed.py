@@ -244,6 +244,31 @@ def test_a_damaged_copy_as_long_as_it_was_is_not_delivered(folder: Path) -> None
     assert gm.deliver("out", f"sqlite://{folder}/to.db#t").rows == 20
 
 
+@pytest.mark.parametrize("taken_over", ["whole", "in part"])
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_update_after_a_flipped_bit(folder: Path, taken_over: str, removed: bool) -> None:
+    """The part that was put back is what it keeps, of shards as a whole and of single rows, whether the damaged copy is
+    there or was removed meanwhile.
+    """
+    add("a", range(20))
+    job(update=True).run()
+    (part,), (work,) = Path("out").glob("part-*"), Path("out/_gristmill").glob("g*/work/part-*")
+    whole = part.read_bytes()
+    part.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    Path("back").write_bytes(whole)
+    os.replace("back", part)
+    if removed:
+        work.unlink()
+    if taken_over == "whole":
+        add("b", range(20, 30))
+    else:
+        add("a", range(21))
+    job(update=True).run()
+    count = 30 if taken_over == "whole" else 21
+    assert sorted(gm.read("out").to_table()["y"].to_pylist()) == [10 * i for i in range(count)]
+    assert gm.verify("out", deep=True).ok
+
+
 def test_status_tells_of_parts_that_are_gone() -> None:
     """It stats them, and says what puts them back."""
     add("a", range(20))

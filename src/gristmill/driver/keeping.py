@@ -4,6 +4,7 @@ scored. The result is a generation of its own, which needs nothing of the one be
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
@@ -26,7 +27,8 @@ from gristmill.driver.inheriting import Left, Place
 from gristmill.driver.probe import Planned
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.selection import Held
-from gristmill.files.disk import join
+from gristmill.errors import CorruptStore
+from gristmill.files.disk import join, sha256_of
 from gristmill.shards import shard
 from gristmill.shards.counts import Counts
 from gristmill.shards.shard import RANGES, Selection
@@ -391,7 +393,7 @@ def adopt(at: Planned) -> None:
     alike = {n: generations.read_plan(known[n]).about.matched == at.plan.about.matched for n in done}
     parts = [p for x in todo for p in _all_parts(done[x["generation"]][x["of"]])]
     as_long = at.files.as_long(at.root, ((p.work, p.bytes) for p in parts))
-    whole = {p.work for p, same in zip(parts, as_long, strict=True) if same}
+    whole = {p.work for p, same in zip(parts, as_long, strict=True) if same and not _spoilt(at, p)}
     taken = []
     for x in todo:
         n, receipt = x["generation"], done[x["generation"]][x["of"]]
@@ -399,6 +401,23 @@ def adopt(at: Planned) -> None:
     at.files.settle([join(at.root, p.work) for x in taken for p in _all_parts(x)])
     for receipt in taken:
         receipts.commit(at.files, at.generation.receipts, receipt)
+
+
+def _spoilt(at: Planned, part: Part) -> bool:
+    """Whether a work file is not what was committed, though as long. Looks only on a disk, and if the visible name is
+    another file: it was put back then, or the sink is a copy. Raises CorruptStore if that one is not, either.
+    """
+    work, visible = (join(at.root, name) for name in (part.work, part.publish))
+    if not (at.files.free_links and part.publish and os.path.exists(visible)) or os.path.samefile(work, visible):
+        return False
+    if sha256_of(work) == part.sha256:
+        return False
+    if sha256_of(visible) == part.sha256:
+        return True
+    raise CorruptStore(
+        f"{visible}: holds answers of the result before, but is not what was committed, and neither is its copy "
+        f"{work}: put it back, or score all rows again with --restart (restart=True)"
+    )
 
 
 def _all_parts(receipt: Receipt) -> list[Part]:

@@ -249,17 +249,20 @@ class _Shelf:
         return self._fates[number]
 
     def _whole(self, name: str, sha256: str) -> str:
-        """The file's path. Raises CorruptStore if it is not what was committed: what is damaged must not be copied."""
-        path = join(self._kept.root, name)
-        try:
-            with self._kept.files.local(path) as at:
-                if sha256_of(at) == sha256:
-                    return path
-        except FileNotFoundError:
-            pass
+        """The file's path, or that of its visible name, if that is what was committed, as it was put back there. Raises
+        CorruptStore if neither is: what is damaged must not be copied.
+        """
+        visible = name.rpartition("/work/")[2].removesuffix(".tmp").rpartition(".")[0]
+        for path in (join(self._kept.root, name), join(self._kept.root, visible)):
+            try:
+                with self._kept.files.local(path) as at:
+                    if sha256_of(at) == sha256:
+                        return path
+            except (FileNotFoundError, IsADirectoryError):
+                continue
         raise CorruptStore(
-            f"{path}: holds answers of the result before, but is gone or not what was committed (gristmill verify "
-            "names what is wrong): put it back, or score all rows again with --restart (restart=True)"
+            f"{join(self._kept.root, name)}: holds answers of the result before, but is gone or not what was committed "
+            "(gristmill verify names what is wrong): put it back, or score all rows again with --restart (restart=True)"
         )
 
 
