@@ -78,7 +78,7 @@ def put_back(root: str, files: Files) -> list[str]:
     wrong = [f for f in wrong if f.name not in made_again]
     for f in wrong:
         if kept.get(f.work) != f.bytes:
-            what = lacking(there.get(f.name), f.bytes)
+            what = wrong_size(there.get(f.name), f.bytes)
             raise CorruptStore(
                 f"{root}: {f.name} is published, but {what}: put it back, or score all rows again with --restart "
                 f"(restart=True); gristmill verify {root} lists everything that is wrong"
@@ -90,7 +90,7 @@ def put_back(root: str, files: Files) -> list[str]:
     return [f.name for f in wrong]
 
 
-def lacking(there: int | None, published: int) -> str:
+def wrong_size(there: int | None, published: int) -> str:
     """What is wrong with a file of so many bytes, or with one that is gone, of which so many were published."""
     if there is None:
         return "the file is gone"

@@ -15,7 +15,7 @@ from gristmill.arrow.schemas import nullable
 from gristmill.commit.documents import Described, Live
 from gristmill.commit.generation import Generation, decode_schema, generations, pending
 from gristmill.commit.publication import Publication, latest, published
-from gristmill.commit.publish import lacking
+from gristmill.commit.publish import wrong_size
 from gristmill.commit.receipt import standing
 from gristmill.errors import BadJob, BadSource, CorruptStore, did_you_mean
 from gristmill.files.contract import Files
@@ -86,7 +86,7 @@ def _cut(root: str, parts: Sequence[Live], files: Files, *, gone: bool = True) -
                 continue
             if not there and _replaced(root, f, files):
                 return BadSource(f"{root}: a later result has replaced these rows since they were opened: read again")
-            what = lacking(max(there, default=None), f.bytes)
+            what = wrong_size(max(there, default=None), f.bytes)
             return BadSource(
                 f"{join(root, f.name)}: is published, but {what}: put it back, or score all rows again with --restart "
                 "(restart=True); gristmill verify lists every damaged file"
