@@ -125,7 +125,10 @@ class Job:
         spec = self.spec
         if engine is not None:
             spec = replace(spec, engine=spec.engine.named(engine) if isinstance(engine, str) else as_engine(engine))
-        from gristmill.driver.run import run
+        from gristmill.driver import warmup
+
+        warmup.start(spec)
+        from gristmill.driver.run import run  # which is slow
 
         verb = functools.partial(run, restart=restart, append=append, accept=accept)
         return _ran(spec, observer, _dead_letters, verb)

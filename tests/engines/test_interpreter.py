@@ -155,6 +155,27 @@ def test_a_small_job_starts_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert begun.pop() == most, source
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "from gristmill.cli import main; main(['apply', 'rows.jsonl', 'out', '--fn', 'builtins:len', '--keep', 'x'])",
+        "import gristmill as gm; gm.run(gm.Job(source='rows.jsonl', model=len, sink='out'))",
+    ],
+    ids=["command", "Python"],
+)
+def test_they_start_before_arrow_is_imported(tmp_path: Path, begin: str) -> None:
+    """Both then import at the same time: what this process imports before is time that its workers wait for."""
+    (tmp_path / "rows.jsonl").write_text('{"x": 1}\n')
+    code = (
+        "import os, sys\nfrom gristmill.driver import warmup\n"
+        "def start(spec):\n"
+        "    print([m for m in ('numpy', 'pyarrow') if m in sys.modules], flush=True)\n    os._exit(0)\n"
+        f"warmup.start = start\n{begin}"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert (ran.stdout.strip(), ran.stderr) == ("[]", "")
+
+
 def test_a_job_that_cannot_run_leaves_none(tmp_path: Path) -> None:
     """They are ended where planning fails."""
     (tmp_path / "rows.jsonl").write_bytes(b'{"x": 1}\n' * (1 << 19))

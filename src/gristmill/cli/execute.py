@@ -64,17 +64,16 @@ def _performed(spec: JobSpec, given: Mapping[str, Any], verbs: Mapping[str, bool
     if given["preview"] is not None:
         return preview(spec, given)
 
+    warmup.start(spec)  # before any slow import, of which `shown` needs some
+    with _uncollected():
+        if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:
+            _import_arrow()
+
     def whole(observer: Observer) -> Report:
-        warmup.start(spec)  # before any slow import
-        gc.disable()  # see engines.serving
-        try:
-            if spec.source.data is None and spec.engine.workers != 0 and not spec.audit:
-                _import_arrow()
+        with _uncollected():
             from gristmill.cli.lastjob import remember
             from gristmill.driver.opening import sink_place
             from gristmill.driver.run import run
-        finally:
-            gc.enable()
         report = run(spec, **verbs, tick=given.get("scheduled"), observer=observer, typed=typed(spec))
         if spec.sink is not None and report.state == "done":
             remember(spec, *sink_place(spec.sink))
@@ -117,6 +116,16 @@ def _without_secret(word: str, flag: str) -> str:
 
 def _names_secret(name: str) -> bool:
     return names_secret(name) and not NO_SECRETS.fullmatch(name)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """While modules are imported, as engines.serving has it."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _import_arrow() -> None:

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.schemas import nullable
@@ -364,7 +363,7 @@ def _file_table(infos: list[FileInfo]) -> pa.Table:
             "touched": pa.array([i.file.touched for i in infos], pa.string()),
             "folders": pa.array([i.file.folders for i in infos], pa.string()),
             "digest": pa.array([input_digest(i) for i in infos], pa.string()),
-            "extent": pa.array(np.array([i.extent for i in infos], dtype=np.int64)),
+            "extent": pa.array([i.extent for i in infos], pa.int64()),
         }
     )
 

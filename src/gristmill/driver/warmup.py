@@ -24,6 +24,7 @@ IMPORTS = (
     "gristmill.sources.parquet",
     "gristmill.sinks.parquet",
     "pyarrow.parquet",
+    "numpy.ma",  # which numpy imports late, for the first of its arrays that pyarrow is given
 )
 FEW = 2  # workers that each import pandas when they need it; more wait for one import, and share its pages
 # Libraries that start no thread when they are imported, and take long: what this process has of them, because a script
