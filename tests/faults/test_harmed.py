@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -207,7 +208,7 @@ def put_back(folder: Path) -> str:
     pq.write_table(other.set_column(1, "y", pa.array([999] * 20)), "other.parquet")
     part.write_bytes(Path("other.parquet").read_bytes())
     assert part.stat().st_size != len(whole)
-    with pytest.raises(BadSource, match=r"has [0-9,]+ bytes, and [0-9,]+ were published: put it back"):
+    with pytest.raises(BadSource, match=r"has [0-9,]+ of its [0-9,]+ bytes: put it back"):
         gm.read("out")
     Path("back").write_bytes(whole)
     os.replace("back", part)
@@ -290,3 +291,45 @@ def test_an_update_takes_over_the_part_that_was_put_back(folder: Path, put_back:
     job(update=True).run()
     assert sorted(gm.read("out").to_table()["y"].to_pylist()) == [10 * i for i in range(30)]
     assert gm.verify("out", deep=True).ok
+
+
+@pytest.mark.parametrize("put_back", [False, True])
+def test_a_page_with_a_flipped_bit_is_not_read(folder: Path, put_back: bool) -> None:
+    """Readers know by its checksum, and say which file it is in; so do deliveries. What was put back is read."""
+    add("a", range(2000))
+    job().run()
+    (part,) = Path("out").glob("part-*")
+    whole = part.read_bytes()
+    column = pq.read_metadata(part).row_group(0).column(1)
+    at = column.data_page_offset + column.total_compressed_size - 10
+    part.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    (work,) = Path("out/_gristmill").glob("g*/work/part-*")
+    told = rf"{part.name}: is not what was published: put it back, or"
+    if put_back:
+        Path("back").write_bytes(whole)
+        os.replace("back", part)
+        told = rf"{work.name}: is not what was published, but a damaged copy of {part.name}, which is: remove"
+    for read in (
+        lambda d: d.to_table(),
+        lambda d: list(d.to_batches()),
+        lambda d: d.filter(pc.field("id") > 3).to_table(),
+    ):
+        with pytest.raises(BadSource, match=told):
+            read(gm.read("out"))
+    with pytest.raises(RunFailed, match=told):
+        gm.deliver("out", f"sqlite://{folder}/to.db#t")
+    Path("back").write_bytes(whole)
+    os.replace("back", part)
+    work.unlink()
+    assert gm.read("out").to_table()["y"].to_pylist() == [10 * i for i in range(2000)]
+    assert gm.deliver("out", f"sqlite://{folder}/to.db#t").rows == 2000
+
+
+def test_damage_that_no_format_shows_is_not_delivered(folder: Path) -> None:
+    """JSON Lines have no checksums: a delivery hashes what it is to bring."""
+    add("a", range(20))
+    job(gm.sink("out", keep=["id"], format="jsonl")).run()
+    (part,) = Path("out").glob("part-*")
+    part.write_bytes(part.read_bytes().replace(b"190", b"191"))
+    with pytest.raises(RunFailed, match=rf"{part.name}: is not what was published: put it back, or"):
+        gm.deliver("out", f"sqlite://{folder}/to.db#t")

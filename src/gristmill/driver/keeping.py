@@ -28,7 +28,7 @@ from gristmill.driver.probe import Planned
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.selection import Held
 from gristmill.errors import CorruptStore
-from gristmill.files.disk import join, sha256_of
+from gristmill.files.disk import first_whole, join
 from gristmill.shards import shard
 from gristmill.shards.counts import Counts
 from gristmill.shards.shard import RANGES, Selection
@@ -410,10 +410,8 @@ def _spoilt(at: Planned, part: Part) -> bool:
     work, visible = (join(at.root, name) for name in (part.work, part.publish))
     if not (at.files.free_links and part.publish and os.path.exists(visible)) or os.path.samefile(work, visible):
         return False
-    if sha256_of(work) == part.sha256:
-        return False
-    if sha256_of(visible) == part.sha256:
-        return True
+    if (whole := first_whole(at.files, (work, visible), part.sha256)) is not None:
+        return whole == visible
     raise CorruptStore(
         f"{visible}: holds answers of the result before, but is not what was committed, and neither is its copy "
         f"{work}: put it back, or score all rows again with --restart (restart=True)"

@@ -351,6 +351,15 @@ def sizes_of(root: str, names: set[str], files: Files) -> dict[str, int]:
     return {f"{at}/{n}".lstrip("/"): size for at, place in places.items() for n, size in files.sizes(place).items()}
 
 
+def first_whole(files: Files, paths: Iterable[str], sha256: str) -> str | None:
+    """The first of these paths that is a file with this content; None if none is."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), files.local(path) as at:
+            if sha256_of(at) == sha256:
+                return path
+    return None
+
+
 def sha256_of(path: str) -> str:
     """Hex digest of a file as it reads back from disk."""
     with open(path, "rb", buffering=0) as file:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from gristmill.commit.publish import wrong_size
 from gristmill.commit.receipt import standing
 from gristmill.errors import BadJob, BadSource, CorruptStore, did_you_mean
 from gristmill.files.contract import Files
-from gristmill.files.disk import LOCAL, join, sizes_of
+from gristmill.files.disk import LOCAL, first_whole, join, sizes_of
 from gristmill.process.extras import require
 from gristmill.process.failure import storable
 from gristmill.sinks.contract import Role
@@ -73,8 +74,43 @@ def dataset_of(root: str, files: Files, parts: Sequence[Live], about: Described)
         for path, f in zip(paths, parts, strict=True)
     ]
     rows = _rows()(fragments, schema, form, system)
-    rows.cut = functools.partial(_cut, root, parts, files)
+    rows.harmed = functools.partial(_harmed, root, parts, files)
     return rows
+
+
+def _harmed(root: str, parts: Sequence[Live], files: Files) -> BadSource | None:
+    """The error if one of these files is not what was published: once they could not be read."""
+    if (cut := _cut(root, parts, files)) is not None:
+        return cut
+    opened = zip(parts, readable(root, parts, files), strict=True)
+    return next((BadSource(why) for f, path in opened if (why := spoilt(root, f, path, files)) is not None), None)
+
+
+def spoilt(root: str, f: Live, path: str, files: Files) -> str | None:
+    """What is wrong if the file that readers open at `path` for `f` is not what was published, and the way out. Reads
+    all of it.
+    """
+    visible = join(root, f.name)
+    if first_whole(files, [path], f.sha256) is not None:
+        return None
+    if path != visible and first_whole(files, [visible], f.sha256) is not None:
+        return (
+            f"{path}: is not what was published, but a damaged copy of {f.name}, which is: remove the copy; readers "
+            f"then open {f.name}"
+        )
+    also = f" (and remove {path}, its copy)" if path != visible and files.free_links and not same(path, visible) else ""
+    return (
+        f"{visible}: is not what was published: put it back{also}, or score all rows again with --restart "
+        "(restart=True); gristmill verify lists every damaged file"
+    )
+
+
+def same(one: str, other: str) -> bool:
+    """Whether both are names of one file of a disk."""
+    try:
+        return os.path.samefile(one, other)
+    except FileNotFoundError:
+        return False
 
 
 def _cut(root: str, parts: Sequence[Live], files: Files, *, gone: bool = True) -> BadSource | None:
@@ -108,16 +144,17 @@ def _rows() -> type:
     import pyarrow.dataset as ds
 
     class Rows(ds.FileSystemDataset):  # type: ignore[misc]
-        """Published rows: a pyarrow Dataset, with conversions out of Arrow. `to_table` raises BadSource for a file that
-        was truncated after it was published.
+        """Published rows: a pyarrow Dataset, with conversions out of Arrow. `to_table` and `to_batches` raise
+        BadSource for a file that was damaged after it was published, as far as its format shows that: all of Parquet's
+        pages have checksums.
         """
 
-        cut: Callable[[], BadSource | None] = staticmethod(lambda: None)
+        harmed: Callable[[], BadSource | None] = staticmethod(lambda: None)
 
         def filter(self, expression: Any) -> Rows:
             """As of any Dataset."""
             some: Rows = super().filter(expression)
-            some.cut = self.cut
+            some.harmed = self.harmed
             return some
 
         def to_table(self, *args: Any, **options: Any) -> pa.Table:
@@ -125,7 +162,14 @@ def _rows() -> type:
             try:
                 return super().to_table(*args, **options)
             except (pa.ArrowInvalid, OSError, CorruptStore) as e:
-                raise (self.cut() or e) from None
+                raise (self.harmed() or e) from None
+
+        def to_batches(self, *args: Any, **options: Any) -> Iterator[pa.RecordBatch]:
+            """As of any Dataset."""
+            try:
+                yield from super().to_batches(*args, **options)
+            except (pa.ArrowInvalid, OSError, CorruptStore) as e:
+                raise (self.harmed() or e) from None
 
         def to_pandas(self, columns: list[str] | None = None) -> Any:
             """A pandas DataFrame of the rows, or of some columns of them."""

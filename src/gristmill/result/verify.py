@@ -4,7 +4,6 @@ the publication.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +25,7 @@ from gristmill.commit.publish import LISTED, MANIFEST, committed, leftover, stra
 from gristmill.commit.receipt import Part, Receipt
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
-from gristmill.files.disk import LOCAL, join, sha256_of, sizes_of
+from gristmill.files.disk import LOCAL, first_whole, join, sha256_of, sizes_of
 from gristmill.result import ids, reading
 from gristmill.result.reduction import OF_ROWS, digest_of_rows
 from gristmill.shards.counts import Counts
@@ -155,7 +154,7 @@ def _others_read(result: Publication, live: Sequence[Live]) -> Iterator[tuple[Li
     dead = reading.kept(result.root, [f for f in live if f.role == "dead"], result.files)
     for f, path in zip(sorted(live, key=lambda f: f.role == "dead"), [*rows, *dead], strict=True):
         visible = join(result.root, f.name)
-        if path != visible and not (result.files.free_links and _same(path, visible)):
+        if path != visible and not (result.files.free_links and reading.same(path, visible)):
             yield f, path
 
 
@@ -169,7 +168,7 @@ def _spoilt(result: Publication, live: Sequence[Live]) -> list[str]:
         f"{f.work}: {there[f.work]} bytes, but {f.bytes} were published: a damaged copy of {f.name}, which readers "
         "open instead: remove it"
         for f in cut
-        if f.work in there and not _same(join(root, f.work), join(root, f.name))
+        if f.work in there and not reading.same(join(root, f.work), join(root, f.name))
     ]
 
 
@@ -197,13 +196,6 @@ def _beside(members: Sequence[Member], files: Files) -> list[str]:
     ]
 
 
-def _same(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except FileNotFoundError:
-        return False
-
-
 def _wrong(result: Publication, f: Live, at: str, sink_format: SinkFormat, schema: pa.Schema) -> str | None:
     name = os.path.relpath(at, result.root) if result.files.free_links else at.removeprefix(result.root).lstrip("/")
     try:
@@ -220,9 +212,8 @@ def _wrong(result: Publication, f: Live, at: str, sink_format: SinkFormat, schem
 def _instead(result: Publication, f: Live) -> str:
     """What a damaged file is to readers that they open instead of the visible one, and what to do."""
     told = f"gm.read opens this file instead of {f.name}, whose copy it is, while it is there"
-    with contextlib.suppress(FileNotFoundError):
-        if result.files.digest(join(result.root, f.name)) == (f.bytes, f.sha256):
-            return f" ({told}: remove it, {f.name} is as it was published)"
+    if first_whole(result.files, [join(result.root, f.name)], f.sha256) is not None:
+        return f" ({told}: remove it, {f.name} is as it was published)"
     return f" ({told})"
 
 

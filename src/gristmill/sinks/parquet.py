@@ -86,10 +86,11 @@ class ParquetSink:
         return None
 
     def dataset(self, system: Any, schema: pa.Schema, sizes: Mapping[str, int]) -> tuple[Any, Any]:
-        """As pyarrow reads them."""
+        """As pyarrow reads them, with the checksums of pages that this sink has written."""
         import pyarrow.dataset as ds
 
-        return ds.ParquetFileFormat(), system
+        checked = ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+        return ds.ParquetFileFormat(default_fragment_scan_options=checked), system
 
     def merge(
         self, files: Files, folder: str, parts: Sequence[WorkFile], stem: str, nonce: str, schema: pa.Schema,
@@ -147,6 +148,7 @@ class ParquetWriter:
                 use_dictionary=worth_a_dictionary(schema),
                 coerce_timestamps=options.get("timestamps"),
                 allow_truncated_timestamps="timestamps" in options,
+                write_page_checksum=True,
             )
         except BaseException:
             self.abort()

@@ -31,7 +31,7 @@ from gristmill.stores.fileerrors import saying, unread
 from gristmill.stores.homes import refuse_lost
 from gristmill.stores.newest import distinct, newest
 from gristmill.stores.receipts import path_of, receipt_at
-from gristmill.stores.results import Result, check_copy, identity, lacking
+from gristmill.stores.results import Result, check_part, identity, lacking
 
 # Of small parts that are brought together, as a transaction takes a while whatever is in it: rows, and bytes of files.
 GROUP_ROWS, GROUP_BYTES = 1_000_000, 256 << 20
@@ -364,7 +364,7 @@ class Loading:
         root, layer = self._result.generation.root, self._result.generation.files
         for f, path in zip(files, kept(root, files, layer), strict=True):
             if (rows := self._rows(f)) or not f.rows:
-                check_copy(root, layer, f, path)
+                check_part(root, layer, f, path)
                 yield f, Part(self._id(f), rows, path, self._reading(f))
 
     def _rows(self, f: Live) -> int:

@@ -5,7 +5,6 @@ store that was given it.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from gristmill.commit.publication import Publication, latest
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
 from gristmill.files.disk import join
-from gristmill.result.reading import dataset_of
+from gristmill.result.reading import dataset_of, spoilt
 from gristmill.stores.contract import Mark, Store
 from gristmill.stores.newest import distinct
 from gristmill.values import dataclass
@@ -104,18 +103,12 @@ class Result:
         return dataset_of(self.generation.root, self.generation.files, files, self.about)
 
 
-def check_copy(root: str, files: Files, f: Live, path: str) -> None:
-    """Raises CorruptStore if the file at `path` is not what was committed as `f`. Looks only if it is a disk's and the
-    visible name another file: a part was put back, or the sink is a copy, and each may be damaged by itself.
+def check_part(root: str, files: Files, f: Live, path: str) -> None:
+    """Raises CorruptStore if the file at `path` is not what was committed as `f`. Looks on disks: object stores do so
+    themselves.
     """
-    visible = join(root, f.name)
-    if not files.free_links or path == visible or not os.path.exists(visible):
-        return
-    if not files.same(path, visible, f.bytes, f.sha256):
-        raise CorruptStore(
-            f"{path}: is not what was published, but a damaged copy of {f.name}: if gristmill verify {root} says that "
-            f"{f.name} is as it was published, remove the copy; readers then open {f.name}"
-        )
+    if files.free_links and (wrong := spoilt(root, f, path, files)) is not None:
+        raise CorruptStore(wrong)
 
 
 def lacking(store: Store, mark: Mark, live: Sequence[Live], result: Result, shown: str) -> str | None:

@@ -16,7 +16,7 @@ from gristmill.commit import fates
 from gristmill.commit.keptindex import Index, Kept
 from gristmill.errors import CorruptStore
 from gristmill.files.contract import Files
-from gristmill.files.disk import LOCAL, join, sha256_of
+from gristmill.files.disk import LOCAL, first_whole, join
 from gristmill.shards.counts import Counts
 from gristmill.values import dataclass
 from gristmill.worker.identity import Identity
@@ -253,13 +253,9 @@ class _Shelf:
         CorruptStore if neither is: what is damaged must not be copied.
         """
         visible = name.rpartition("/work/")[2].removesuffix(".tmp").rpartition(".")[0]
-        for path in (join(self._kept.root, name), join(self._kept.root, visible)):
-            try:
-                with self._kept.files.local(path) as at:
-                    if sha256_of(at) == sha256:
-                        return path
-            except (FileNotFoundError, IsADirectoryError):
-                continue
+        both = [join(self._kept.root, each) for each in (name, visible)]
+        if (path := first_whole(self._kept.files, both, sha256)) is not None:
+            return path
         raise CorruptStore(
             f"{join(self._kept.root, name)}: holds answers of the result before, but is gone or not what was committed "
             "(gristmill verify names what is wrong): put it back, or score all rows again with --restart (restart=True)"
