@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gristmill.driver.retries import error_of
 from gristmill.driver.shardfeed import ShardFeed
+from gristmill.errors import WorkerLost
 from gristmill.process import machine
 from gristmill.process.messages import DONE, WAIT, Death, Failure, Item, Left, Outcome, Started
 from gristmill.shards.shard import Shard
@@ -177,6 +178,19 @@ def test_kills_from_outside_are_nobodys_fault(draw: st.DataObject, shards: int, 
         assert not any(i.value.careful for items in engine.living.values() for i in items)
     assert feed.fatal is None
     assert sorted(feed.committed) == list(range(shards))
+
+
+def test_more_kills_than_come_from_outside() -> None:
+    """The run ends, and says what may be at work: code that kills its own process does so each time."""
+    feed = ShardFeed(1)
+    feed.begin(task, range(1))
+    for number in range(100):
+        item = feed.take(f"w{number}")
+        if not isinstance(item, Item):
+            break
+        feed.on(Death(f"w{number}", (item.key,), "", None, 9))
+    assert isinstance(feed.fatal, WorkerLost)
+    assert "have it raise an error instead" in str(feed.fatal)
 
 
 def test_a_model_that_fails_everywhere_stops_the_run_early() -> None:

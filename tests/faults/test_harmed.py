@@ -285,6 +285,18 @@ def test_status_tells_of_parts_that_are_gone() -> None:
     assert gm.status("out")["standing"]["words"] == "done and published"
 
 
+def test_status_tells_of_a_one_file_sink_that_is_gone() -> None:
+    """Though all its parts are there; the next run makes it of them."""
+    add("a", range(20))
+    job("one.parquet").run()
+    assert "harmed" not in gm.status("one.parquet")
+    Path("one.parquet").unlink()
+    assert gm.status("one.parquet")["harmed"] == ["one.parquet"]
+    job("one.parquet").run()
+    assert pq.read_table("one.parquet").num_rows == 20
+    assert gm.status("one.parquet")["standing"]["words"] == "done and published"
+
+
 def test_an_update_takes_over_the_part_that_was_put_back(folder: Path, put_back: str) -> None:
     """Shards of unchanged files get second names of the visible file, not of its damaged copy."""
     add("b", range(20, 30))

@@ -355,9 +355,14 @@ class ShardFeed:
     def _bury(self, attempts: Attempts, blamed: str, death: Death, what: str) -> None:
         """A worker died during an attempt; `blamed` is the attempt's key if its rows caused that, else ""."""
         if not attempts.died(death, self._name(blamed) if blamed else "") and self.fatal is None:
+            sent = (
+                ". No row is blamed for SIGKILL, which comes from outside; code of yours that sends it to its own "
+                "process does so each time: have it raise an error instead"
+            )
             self.fatal = WorkerLost(
                 f"{what}: {attempts.deaths + attempts.kills} workers have died of it ({how(death)}); what is known "
-                f"of its rows is kept: run again to resume\n{death.evidence}"
+                f"of its rows is kept: run again to resume{sent if attempts.kills > attempts.deaths else ''}\n"
+                f"{death.evidence}"
             )
 
     def _probe_again(self) -> None:

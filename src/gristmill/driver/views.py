@@ -445,6 +445,8 @@ def _harmed(result: publication.Publication | None) -> list[str]:
         return []
     live = result.live().but("manifest", "dead")  # readers may clear away dead letters
     whole = result.files.as_long(result.root, live.tuples("name", "bytes"))
+    if (file := file_of(result.root)) is not None and not os.path.exists(file):
+        return [os.path.basename(file)]
     return [name for (name,), same in zip(live.tuples("name"), whole, strict=True) if not same]
 
 
