@@ -104,7 +104,7 @@ def test_a_gate_over_lines_stops_early(tmp_path: Path) -> None:
     """
     source, bad = _lines(tmp_path, ["some text"] * 1000), list(range(0, 1000, 2))
     job = gm.Job(source, _picky(bad), str(tmp_path / "out"), workers=0, shard_rows=50)
-    with pytest.raises(gm.GateFailed, match=r"min_ok 0\.99 can hardly hold any more: .*ten times the rows") as first:
+    with pytest.raises(gm.GateFailed, match=r"min_ok 0\.99 can hardly hold any more: .*10 times the rows") as first:
         job.run()
     (scored,) = re.findall(r"of ([\d,]+) rows so far", str(first.value))
     assert 50 <= int(scored.replace(",", "")) < 500

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gristmill.commit.gates import MARGIN
 from gristmill.commit.ledger import Ledger
 from gristmill.commit.receipt import Receipt
 from gristmill.models.contract import USED
@@ -24,7 +25,6 @@ from gristmill.shards.shard import ShardTable
 from gristmill.values import dataclass
 
 MOST_SLOW = 10  # of the slowest shards
-MARGIN = 10  # times as many rows as are foretold may be there
 LEAST_READ = 100  # rows, before they foretell others
 
 
