@@ -15,20 +15,15 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from gristmill.arrow.casts import clothed, stored
-from gristmill.arrow.schemas import plain, storage, unwritable
+from gristmill.arrow.schemas import storage
 from gristmill.arrow.topython import to_plain
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import which_file
 from gristmill.files.sqlitelog import at_once, patient
 from gristmill.job.uris import in_uri
-from gristmill.sinks.jsonread import from_json
-from gristmill.sinks.jsontext import json_texts
 from gristmill.stores.contract import (
     Key,
     Load,
@@ -46,7 +41,7 @@ from gristmill.stores.contract import (
     refuse_ours,
 )
 from gristmill.stores.keys import number_text, retold
-from gristmill.stores.lookup import SCANNED, as_delivered, asked, keyed, refused_as, repeated, widest
+from gristmill.stores.lookup import SCANNED, asked, keyed, refused_as, repeated, widest
 from gristmill.stores.refused import AS_TEXT, refuse_far, refuse_hollow, refuse_nan
 from gristmill.stores.sql import (
     MARKS,
@@ -66,6 +61,7 @@ from gristmill.stores.sql import (
     told_by,
     witness,
 )
+from gristmill.stores.sqlitetypes import affinity, as_values, is_vector, key_type, restored, sql_type
 from gristmill.stores.tablemarks import last_mark
 from gristmill.stores.tables import Tables
 from gristmill.stores.vectors import columns_in, nearest_of_all, searched
@@ -174,11 +170,11 @@ class File:
         session.run(f"CREATE TABLE {table} (/* {witness()} */ {defined(columns)})")
 
     def kind(self, field: pa.Field) -> str:
-        return _kind(field.type, f"{self._place.shown}: column {field.name!r}")
+        return sql_type(field.type, f"{self._place.shown}: column {field.name!r}")
 
     def holds(self, field: pa.Field, kind: str) -> bool:
         """By the affinity that SQLite gives to the words of a type: it decides how values are changed."""
-        own, there = self.kind(field), _affinity(kind)
+        own, there = self.kind(field), affinity(kind)
         if own == "REAL":
             return there == "REAL"
         if own == "INTEGER":
@@ -371,9 +367,9 @@ class Transaction:
         for batch in batches:
             refuse_nan(batch, self._place.shown, "which SQLite stores as null")
             refuse_far(batch, self._place.shown, AS_TEXT)
-            for vectors in (f.name for f in schema if _is_vector(storage(f.type))):
+            for vectors in (f.name for f in schema if is_vector(storage(f.type))):
                 refuse_hollow(batch, vectors, self._place.shown)
-            columns = [_values(batch.column(i)) for i in range(len(schema))]
+            columns = [as_values(batch.column(i)) for i in range(len(schema))]
             self._connection.executemany(sql, zip(*columns, strict=True))
             rows += batch.num_rows
         return rows
@@ -442,107 +438,6 @@ def _logged(connection: sqlite3.Connection) -> None:
             connection.execute("PRAGMA journal_mode = WAL")
 
 
-# ---------------------------------------------------------------- types
-
-
-def _affinity(kind: str) -> str:
-    """https://sqlite.org/datatype3.html, 3.1."""
-    words = kind.upper()
-    if "INT" in words:
-        return "INTEGER"
-    if any(word in words for word in ("CHAR", "CLOB", "TEXT")):
-        return "TEXT"
-    if not words or "BLOB" in words:
-        return "BLOB"
-    return "REAL" if any(word in words for word in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
-
-
-def _kind(kind: pa.DataType, where: str) -> str:
-    """The SQL type that holds all values of an Arrow type. Raises BadJob."""
-    t, bare = pa.types, storage(kind)
-    if t.is_uint64(bare):
-        raise BadJob(f"{where} is {kind}, of which SQLite holds the half: cast it to int64 or to text in a step")
-    if unwritable(bare) is not None:
-        raise BadJob(f"{where} is {kind}, which SQLite cannot hold without loss: cast it in a step, or drop it (drop=)")
-    if t.is_integer(bare) or t.is_boolean(bare) or t.is_duration(bare):
-        return "INTEGER"
-    if t.is_floating(bare):
-        return "REAL"
-    return "BLOB" if _is_bytes(bare) or _is_vector(bare) else "TEXT"
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))
-
-
-def _is_vector(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_fixed_size_list(kind) and kind.value_type in (pa.float32(), pa.float64()))
-
-
-def _is_plain(kind: pa.DataType) -> bool:
-    """Whether Python's values of the type are SQLite's."""
-    t = pa.types
-    return any(f(kind) for f in (t.is_integer, t.is_boolean, t.is_string, t.is_large_string, t.is_null, _is_bytes))
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """A column as SQLite's values. It has no NaN, which would become null."""
-    column = stored(column)
-    t, bare = pa.types, column.type
-    if t.is_floating(bare):
-        return list(column.cast(pa.float64()).to_pylist())
-    if t.is_duration(bare):
-        return list(column.cast(pa.int64()).to_pylist())
-    if _is_plain(bare):
-        return list(column.to_pylist())
-    if _is_vector(bare):
-        return _packed(column)
-    texts = json_texts(column)
-    return list((texts if t.is_nested(bare) else pc.utf8_trim(texts, '"')).to_pylist())
-
-
-def _packed(column: pa.Array) -> list[bytes | None]:
-    width, kind = column.type.list_size, column.type.value_type.to_pandas_dtype()
-    filled = column.fill_null([0.0] * width) if column.null_count else column
-    data = np.ascontiguousarray(filled.flatten().to_numpy(zero_copy_only=False), np.dtype(kind).newbyteorder("<"))
-    rows = data.reshape(len(column), width)
-    return [row.tobytes() if valid else None for row, valid in zip(rows, column.is_valid().to_pylist(), strict=True)]
-
-
-def _restored(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """SQLite's values as they were delivered; in the widest type that is held alike, if `kind` does not hold them."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return clothed(_restored(values, kind.storage_type), kind)
-    t, bare = pa.types, plain(kind)
-    if t.is_boolean(bare):
-        return pa.array([None if v is None else bool(v) for v in values], kind)
-    if t.is_null(bare):
-        return pa.array(values)  # of an earlier delivery
-    if t.is_duration(bare):
-        return pa.array(values, pa.int64()).cast(kind)
-    if t.is_floating(bare) or _is_plain(bare):
-        wide = pa.binary() if _is_bytes(bare) else widest(bare)
-        return as_delivered(pa.chunked_array([pa.array(values, wide)]), kind).combine_chunks()
-    if _is_vector(bare):
-        form = np.dtype(bare.value_type.to_pandas_dtype()).newbyteorder("<")
-        return pa.array([None if v is None else np.frombuffer(v, form) for v in values], bare)
-    texts = pa.array(values, pa.string())
-    if not t.is_nested(bare) and not t.is_decimal(bare):
-        texts = pc.binary_join_element_wise('"', texts, '"', "")
-    return from_json(texts, bare)
-
-
-def _key_type(declared: str) -> pa.DataType:
-    """The type of values in a column of others, by the rules of SQLite (datatype3.html, 3.1)."""
-    kinds = (
-        ("INT", pa.int64()),
-        ("CHAR CLOB TEXT", pa.string()),
-        ("BLOB", pa.binary()),
-        ("REAL FLOA DOUB", pa.float64()),
-    )
-    return next((k for words, k in kinds if any(word in declared.upper() for word in words.split())), pa.string())
-
-
 @dataclass(frozen=True)
 class There:
     """The table that is read: how it is named in SQL, its columns, its mark, and the schema that was delivered."""
@@ -565,7 +460,7 @@ class There:
     def key_type(self, name: str, declared: str) -> pa.DataType:
         """The type by which keys of a column are read."""
         kind = self.kind(name)
-        return _key_type(declared) if kind is None else widest(kind)
+        return key_type(declared) if kind is None else widest(kind)
 
     def columns(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The values of each column, as they were delivered."""
@@ -573,7 +468,7 @@ class There:
         for at, name in enumerate(self.names):
             kind, values = self.kind(name), [row[at] for row in rows]
             with refused_as(self.shown, name, kind):
-                made[name] = values if kind is None else _restored(values, kind)
+                made[name] = values if kind is None else restored(values, kind)
         return made
 
     def rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -654,10 +549,10 @@ class FileReader:
         declared = transaction.columns(there.table)
         shown, kinds = self._place.shown, {n: there.key_type(n, declared[n]) for n in there.names}
         wanted = keyed(shown, self._key or (there.mark.key if there.mark else ()), kinds)
-        own = [n for n in wanted if there.kind(n) is None and _affinity(declared[n]) == "NUMERIC"]
+        own = [n for n in wanted if there.kind(n) is None and affinity(declared[n]) == "NUMERIC"]
         keys = retold(keys, list(wanted), dict.fromkeys(own, number_text)) if own else keys
         asked_for = asked(keys, wanted, shown, texts=there.floats)
-        columns = [_values(asked_for.column(n).combine_chunks()) for n in wanted]
+        columns = [as_values(asked_for.column(n).combine_chunks()) for n in wanted]
         # By an index of the columns' collations, and as they are.
         same = (f"{quoted(n)} = ?{i} AND {quoted(n)}{BINARY} = ?{i}" for i, n in enumerate(wanted, 1))
         sql = f"SELECT * FROM {there.table} WHERE {' AND '.join(same)} LIMIT 2"

@@ -594,10 +594,10 @@ class ShardWorker:
                 answer.update(schema=generations.encode_schema(schema), results=list(body.results))
                 answer["answers"] = body.answers
                 answer["columns"] = body.rows.column_names
-            answer["made"] = {**body.window.made, **self._predict.made()}
-            for text in self._predict.remarks:
+            answer["made"] = {**body.window.made, **self._predict.post.made()}
+            for text in self._predict.post.remarks:
                 emit(Printed(self._name, text, "warning"))
-            self._predict.remarks.clear()
+            self._predict.post.remarks.clear()
             return
         if (journal := self._journals.pop(item.key, None)) is not None:
             journal.close()
@@ -673,7 +673,7 @@ class CarefulScore:
             known.clear()  # the note about the model's calls
             return known.apart(f"post {number}", step, who, rows, partial(post_step, step))
 
-        scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead, post=post)
+        scored = self._predict.score(self._task, self._window, before, tick, apart=apart, doomed=dead, run=post)
         known.clear()
         return scored
 

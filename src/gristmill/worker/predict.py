@@ -12,12 +12,11 @@ from dataclasses import field, replace
 import numpy as np
 import pyarrow as pa
 
-from gristmill.arrow.casts import Lossy, fitted, is_list, lossless, together
+from gristmill.arrow.casts import Lossy, fitted, is_list, together
 from gristmill.arrow.rows import picked
 from gristmill.errors import BadOutput
 from gristmill.models.contract import Columns, Journal, Model, Prepared, Refusal, RowModel, Told
 from gristmill.models.conversion import ROWS
-from gristmill.models.passthrough import same
 from gristmill.process.failure import SomeFailed
 from gristmill.shards.counts import Counts
 from gristmill.values import dataclass
@@ -26,16 +25,11 @@ from gristmill.worker.bisection import DeadRow, Doubt, Isolation, Stage, length_
 from gristmill.worker.budgetsearch import Search
 from gristmill.worker.finite import holds_nan, not_finite
 from gristmill.worker.identity import Identity, Row, digests_of
+from gristmill.worker.poststeps import PostStep, PostSteps, run_here
 from gristmill.worker.prepare import Window
 from gristmill.worker.recipe import Recipe, Task
-from gristmill.worker.steps import Applied, LoadedStep, post_step
 
 Guard = Callable[[np.ndarray], None]  # called with the rows that go to user code next; empty for rows of another window
-PostStep = Callable[[int, LoadedStep, pa.Table, Identity], Applied]
-
-
-def _post_step(number: int, step: LoadedStep, rows: pa.Table, who: Identity) -> Applied:
-    return post_step(step, rows)
 
 
 @dataclass(frozen=True)
@@ -67,7 +61,7 @@ class Predict:
         self._recipe = recipe
         self._model = model
         self.by_user = isinstance(model, RowModel) and model.by_user
-        self._post = [LoadedStep(s, f"post {n}", Stage.AFTER) for n, s in enumerate(recipe.post)]
+        self.post = PostSteps(recipe)
         self._budgets = Search.of(recipe.batch)
         self._good: tuple[Prepared, np.ndarray] | None = None
         self._at_hand: Prepared | None = None
@@ -75,7 +69,6 @@ class Predict:
         self._tried_last = ""
         self._before: Guard | None = None  # called before each call of the model, also before mere trials
         self._doomed: frozenset[int] = frozenset()
-        self.remarks: dict[str, None] = {}  # what to tell of post steps, as probed rows showed it
         self._doubt = Doubt(self._works_elsewhere, remote=isinstance(model, RowModel))
         # Rows, their positions, digests of what the model was given for them, their outputs.
         self._kept: list[tuple[list[Row], np.ndarray, np.ndarray, pa.Table]] = []
@@ -91,14 +84,13 @@ class Predict:
         tick: Callable[[int], None] | None = None,
         apart: Sequence[np.ndarray] = (),
         doomed: Sequence[DeadRow] = (),
-        post: PostStep = _post_step,
+        run: PostStep = run_here,
     ) -> Scored:
         """Outputs for every row of the window that can be scored. Raises ModelBroken and BadOutput.
 
-        Rows in `apart` are scored first, in these batches; those in `doomed` not at all. `post` runs a step after.
+        Rows in `apart` are scored first, in these batches; those in `doomed` not at all. `run` runs a step after.
         """
-        for step in self._post:
-            step.begin(task)
+        self.post.begin(task)
         rows = window.rows.num_rows
         refused = {r.row: r for r in window.prepared.refused}
         alive = np.ones(rows, dtype=bool)
@@ -146,7 +138,7 @@ class Predict:
             failed += len(found.dead)
             if tick is not None:
                 tick(len(batch))
-        return replace(self._finished(task, window, refused, outputs, dead, figures, post), failed=failed)
+        return replace(self._finished(task, window, refused, outputs, dead, figures, run), failed=failed)
 
     def begin(
         self, task: Task, window: Window, answered: Callable[[], None], journal: Journal | None, careful: bool
@@ -169,7 +161,7 @@ class Predict:
             return None
         if self._planned is None or self._planned[0] is not task.schema:
             types = pa.schema([f for f in task.schema if f.name in task.answers])
-            self._planned = task.schema, Columns(types, None if self._post else task.answers)
+            self._planned = task.schema, Columns(types, None if self.post else task.answers)
         return self._planned[1]
 
     def alive(self, task: Task, window: Window) -> np.ndarray:
@@ -309,7 +301,7 @@ class Predict:
         outputs: list[tuple[np.ndarray, pa.Table]],
         dead: list[DeadRow],
         figures: dict[str, float],
-        post: PostStep,
+        run: PostStep,
     ) -> Scored:
         skipped = [r for r in refused.values() if r.kind == "null" and self._recipe.on_null == "skip"]
         put_aside = {r.row for r in skipped}
@@ -325,8 +317,8 @@ class Predict:
         identity = window.identity.take(place)
         names = list(results.column_names)
         rows, identity, place = self._finite(Stage.MODEL, window, rows, names, identity, place, dead)
-        if self._post:
-            rows, identity, place, names, replaced = self._stepped(task, rows, identity, place, names, dead, post)
+        if self.post:
+            rows, identity, place, names, replaced = self.post.after(task, rows, identity, place, names, dead, run)
             rows, identity, place = self._finite(Stage.AFTER, window, rows, names, identity, place, dead, replaced)
         written = _as_before(rows.select(self._recipe.output.columns(rows.column_names, names)), task)
         if unheld := self._recipe.sink_format.refused(written, self._recipe.sink.options):
@@ -335,121 +327,9 @@ class Predict:
             rows, identity, place = picked(rows, keep), identity.take(keep), place[keep]
         counts = window.counts + Counts(derived_filtered=len(skipped), derived_dead=len(dead))
         raw = tuple(outputs) if task.kind == "probe" else ()
-        sparse = dicts or any(s.sparse for s in self._post)
+        sparse = dicts or self.post.sparse
         own = {name: results.column(name).null_count > 0 for name in results.column_names}
         return Scored(window, rows, place, identity, counts, tuple(names), own, tuple(dead), figures, raw, sparse)
-
-    def made(self) -> dict[str, list[pa.Field]]:
-        """The columns that dicts of post steps added to probed rows, by step."""
-        return {step.name: list(step.made.values()) for step in self._post if step.made}
-
-    def _stepped(
-        self,
-        task: Task,
-        rows: pa.Table,
-        identity: Identity,
-        place: np.ndarray,
-        names: list[str],
-        dead: list[DeadRow],
-        post: PostStep,
-    ) -> tuple[pa.Table, Identity, np.ndarray, list[str], frozenset[str]]:
-        """The rows after the steps that follow the model, with the names of their answers, and of the rows' columns
-        that steps returned.
-        """
-        replaced, own = frozenset[str](), frozenset[str]()
-        left: dict[str, tuple[np.ndarray, pa.Table]] = {}  # answers that a frame left out, and the rows that had them
-        for number, step in enumerate(self._post):
-            if not rows.num_rows:  # which may lack the columns that the step reads
-                break
-            before = rows
-            found = post(number, step, before, identity)
-            dead += [replace(d, row=int(place[d.row])) for d in found.dead]
-            rows, identity, place = found.rows, identity.take(found.origin), place[found.origin]
-            new, anew = self._answered(task, step, before, found, names)
-            if found.whole:
-                gone = [n for n in names if n in found.framed - found.returned]
-                left |= {n: (place, rows.select([n])) for n in gone}
-                names, rows = [n for n in names if n not in gone], rows.drop_columns(gone)
-                own |= anew.difference(names) if len(anew) < before.num_columns else frozenset()
-            names, replaced = [*names, *new], replaced | anew
-        rows, names = self._as_planned(task, rows, place, names, left, own)
-        return rows, identity, place, names, replaced
-
-    def _answered(
-        self, task: Task, step: LoadedStep, before: pa.Table, found: Applied, names: Sequence[str]
-    ) -> tuple[list[str], frozenset[str]]:
-        """Which columns of a post step are answers besides `names`: those that it added, and columns of the rows that
-        it returned. If it returned a frame of the rows, or all the columns that it was given, changed or not, the rows'
-        own columns are not answers. Also which of the rows' columns it returned.
-        """
-        output, rows = self._recipe.output, found.rows
-        anew = found.returned.intersection(before.column_names)
-        whole = found.whole or len(anew) == before.num_columns
-        if task.schema is None:
-            self._remark(step, before, found, [n for n in before.column_names if n in anew and n not in names], whole)
-        others = [n for n in rows.column_names if n not in names]
-        own = {n for n in before.column_names if whole or n not in anew or output.keeps(n)}
-        if some := [n for n in others if n in found.partly and n not in own and n in before.column_names]:
-            raise BadOutput(
-                f"post step {step.step.name} returned column {some[0]!r} for some rows only, and the source rows have "
-                "a column of that name: return it for every row, give it another name, or list it in keep (the other "
-                "rows then keep their own value)"
-            )
-        return [n for n in others if n not in own], anew
-
-    def _remark(self, step: LoadedStep, before: pa.Table, found: Applied, own: Sequence[str], whole: bool) -> None:
-        """Note what surprises about a post step that returned these of the rows' `own` columns: changes of them that
-        are not written, and those written that it has merely handed back.
-        """
-        output, was, name = self._recipe.output, picked(before, found.origin), step.step.name
-        unkept = [n for n in own if not output.keeps(n) and n not in output.drop]
-        alike = [n for n in unkept if _alike(was, found.rows, n)]
-        if whole:
-            texts = [
-                f"{name} changes column {n!r} of the rows, which is not written: list it in keep"
-                for n in unkept
-                if n not in alike
-            ]
-        elif alike:
-            columns, them = ("columns", "them") if len(alike) > 1 else ("column", "it")
-            told = f"{columns} {', '.join(map(repr, alike))} of the rows"
-            texts = [
-                f"post step {name} hands back {told} unchanged: the result "
-                f"has {them}, though keep does not; return only what is new, or leave {them} out with drop={alike!r}"
-            ]
-        else:
-            texts = []
-        self.remarks.update(dict.fromkeys(texts))
-
-    def _as_planned(
-        self,
-        task: Task,
-        rows: pa.Table,
-        place: np.ndarray,
-        names: list[str],
-        left: Mapping[str, tuple[np.ndarray, pa.Table]],
-        own: frozenset[str],
-    ) -> tuple[pa.Table, list[str]]:
-        """Rows and answers with what the first rows' frames had and the plan has, or the result to be added to: answers
-        that these rows' frames `left` out, and `own` columns of the rows that they returned, which results of earlier
-        versions may have as answers.
-        """
-        output, known = self._recipe.output, task.base if task.schema is None else task.schema
-        for name in () if known is None else known.names:
-            if name in names or name in (output.row_id, output.model_version):
-                continue
-            if name in left and name not in rows.column_names:
-                at, column = left[name]
-                here = picked(column, np.searchsorted(at, place))  # rows may have died since
-                rows, names = rows.append_column(column.schema.field(0), here.column(0)), [*names, name]
-            elif name in own and not output.keeps(name):
-                names = [*names, name]
-                if task.schema is None:
-                    text = (
-                        f"the result has column {name!r} of the rows, though keep does not; --restart makes one without"
-                    )
-                    self.remarks[text] = None
-        return rows, names
 
     def _holdable(
         self, task: Task, window: Window, outputs: list[tuple[np.ndarray, pa.Table]], dead: list[DeadRow]
@@ -517,7 +397,7 @@ class Predict:
         if self._recipe.on_nan != "dead":
             return rows, identity, place
         written = self._recipe.output.columns(rows.column_names, names)
-        given_on = names if stage is Stage.MODEL and self._post else ()
+        given_on = names if stage is Stage.MODEL and self.post else ()
         checked = dict.fromkeys([*given_on, *(n for n in written if n in names or n in replaced)])
         bad = self._not_finite(stage, window, rows, checked, names, place, dead)
         if not bad.any():
@@ -558,15 +438,6 @@ class Predict:
                 dead.append(DeadRow(int(place[i]), stage, error, message))
             bad |= found
         return bad
-
-
-def _alike(one: pa.Table, other: pa.Table, name: str) -> bool:
-    """Whether a column has the same values, though perhaps in another type of Arrow for the same, as of texts."""
-    try:
-        column = lossless(other.column(name), one.schema.field(name).type)
-    except Lossy:
-        return False
-    return same(one.column(name), column)
 
 
 def _planned(table: pa.Table, planned: pa.Schema | None, lists: bool) -> pa.Table:
