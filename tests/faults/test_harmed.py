@@ -337,6 +337,18 @@ def test_a_page_with_a_flipped_bit_is_not_read(folder: Path, put_back: bool) -> 
     assert gm.deliver("out", f"sqlite://{folder}/to.db#t").rows == 2000
 
 
+def test_a_question_that_cannot_be_answered_reads_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that fails is the asker's: hashing all files would not tell why."""
+    add("a", range(20))
+    job().run()
+    rows = gm.read("out")
+    monkeypatch.setattr(rows, "harmed", lambda: pytest.fail("files were read"))
+    with pytest.raises(pa.ArrowInvalid, match="nothing"):
+        rows.to_table(filter=pc.field("nothing") > 3)
+    with pytest.raises(pa.ArrowInvalid, match="nothing"):
+        list(rows.to_batches(filter=pc.field("nothing") > 3))
+
+
 def test_damage_that_no_format_shows_is_not_delivered(folder: Path) -> None:
     """JSON Lines have no checksums: a delivery hashes what it is to bring."""
     add("a", range(20))

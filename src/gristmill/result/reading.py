@@ -6,7 +6,7 @@ import contextlib
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -162,14 +162,24 @@ def _rows() -> type:
             try:
                 return super().to_table(*args, **options)
             except (pa.ArrowInvalid, OSError, CorruptStore) as e:
-                raise (self.harmed() or e) from None
+                raise self._why(e, args, options) from None
 
         def to_batches(self, *args: Any, **options: Any) -> Iterator[pa.RecordBatch]:
             """As of any Dataset."""
             try:
                 yield from super().to_batches(*args, **options)
             except (pa.ArrowInvalid, OSError, CorruptStore) as e:
-                raise (self.harmed() or e) from None
+                raise self._why(e, args, options) from None
+
+        def _why(self, error: Exception, args: Sequence[Any], options: Mapping[str, Any]) -> Exception:
+            """What is raised for an error: of a question that fails without any rows, too, that itself. Else the files
+            are read again, all of them.
+            """
+            try:
+                ds.dataset(pa.Table.from_batches([], self.schema)).to_table(*args, **options)
+            except (pa.ArrowInvalid, OSError):
+                return error
+            return self.harmed() or error
 
         def to_pandas(self, columns: list[str] | None = None) -> Any:
             """A pandas DataFrame of the rows, or of some columns of them."""
