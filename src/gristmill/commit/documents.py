@@ -139,7 +139,8 @@ class PlanDocument(Described, what="plan"):
     """`plan.json`. `only` names the file with the rows of a retry; `tables` are "files" and "shards". Of a job with
     `update`: how rows are `matched`; the generation's own `kept` are the files by which answers of the result before
     are found (keptindex.py), and those of unfinished runs that shards inherit (inherited.py), and `updates` the number
-    of that publication (0: there is none).
+    of that publication (0: there is none). `kept` has the digest of the file of a retry, too, which earlier versions
+    did not record.
     """
 
     reads: Reads
@@ -153,6 +154,9 @@ class PlanDocument(Described, what="plan"):
     matched: Matched | None = None
     kept: Mapping[str, TableRecord] = field(default_factory=dict)
     updates: int | None = None
+
+
+RETRIED = "retried"  # what `PlanDocument.kept` calls the file that `only` names
 
 
 @dataclass(frozen=True)

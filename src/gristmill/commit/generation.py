@@ -292,7 +292,7 @@ def write_plan(
 def read_plan(generation: Generation) -> Plan:
     """A stored plan. Raises CorruptStore if a checksum does not match."""
     about = PlanDocument.load_from(join(generation.folder, PLAN), generation.files)
-    tables = {what: _whole_table(generation, entry) for what, entry in about.tables.items()}
+    tables = {what: whole_table(generation, entry) for what, entry in about.tables.items()}
     listing = tables["files"]
     names = ("path", "size", "stamp", "touched", "folders")
     sources = [SourceFile(*row) for row in zip(*(listing.column(n).to_pylist() for n in names), strict=True)]
@@ -307,7 +307,7 @@ def stored_reads(generation: Generation) -> Reads:
 def stored_inputs(generation: Generation) -> dict[str, str]:
     """Input digests of a stored plan by path. Raises CorruptStore if the plan is damaged."""
     about = PlanDocument.load_from(join(generation.folder, PLAN), generation.files)
-    table = _whole_table(generation, about.tables["files"])
+    table = whole_table(generation, about.tables["files"])
     return dict(zip(table.column("path").to_pylist(), table.column("digest").to_pylist(), strict=True))
 
 
@@ -332,8 +332,8 @@ def stored_files(generation: Generation) -> pa.Table | None:
     return _table(generation, about.tables["files"])
 
 
-def _whole_table(generation: Generation, entry: TableRecord) -> pa.Table:
-    """A table beside the plan. Raises CorruptStore if it is missing or not what the plan says."""
+def whole_table(generation: Generation, entry: TableRecord) -> pa.Table:
+    """A table beside the plan, of whatever it is. Raises CorruptStore if it is missing or not what the plan says."""
     table = _table(generation, entry)
     if table is None:
         path = join(generation.folder, entry.path)

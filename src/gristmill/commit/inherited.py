@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from gristmill.commit.documents import TableRecord
-from gristmill.commit.generation import Generation
+from gristmill.commit.generation import Generation, whole_table
 from gristmill.files.disk import join
 from gristmill.values import dataclass
 
@@ -26,12 +26,11 @@ class Inherited:
 
 
 def read(generation: Generation, tables: Mapping[str, TableRecord]) -> dict[int, tuple[Inherited, ...]]:
-    """What each shard of a generation's plan inherits."""
+    """What each shard of a generation's plan inherits. Raises CorruptStore."""
     if TABLE not in tables:
         return {}
-    data = generation.files.read(join(generation.folder, tables[TABLE].path))
     found: dict[int, tuple[Inherited, ...]] = {}
-    for row in pa.ipc.open_file(pa.BufferReader(data)).read_all().to_pylist():
+    for row in whole_table(generation, tables[TABLE]).to_pylist():
         folder = join(generation.folder.rpartition("/")[0], row["generation"])
         found[row["shard"]] = (*found.get(row["shard"], ()), Inherited(folder, row["of"]))
     return found

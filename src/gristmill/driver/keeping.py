@@ -385,7 +385,7 @@ def adopt(at: Planned) -> None:
     told = at.plan.about.kept.get("adopted")
     if told is None:
         return
-    rows = pa.ipc.open_file(pa.BufferReader(at.files.read(join(at.generation.folder, told.path)))).read_all()
+    rows = generations.whole_table(at.generation, told)
     here = receipts.listed(at.generation.receipts, at.files)
     todo = [row for row in rows.to_pylist() if row["shard"] not in here]
     known = {g.number: g for g in generations.generations(at.root, at.files)}

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gristmill.commit import generation as generations
 from gristmill.commit import inherited, inspections, publication
-from gristmill.commit.documents import PlanDocument
+from gristmill.commit.documents import RETRIED, PlanDocument, TableRecord
 from gristmill.commit.generation import Plan
 from gristmill.commit.inherited import Inherited
 from gristmill.commit.keptindex import Kept
@@ -63,7 +63,8 @@ class Planned(Chosen):
         if about.only:
             from gristmill.driver.retrydead import Only
 
-            only = Only(join(g.folder, about.only), self.files)
+            told_of = about.kept.get(RETRIED)  # an earlier version did not say what it holds
+            only = Only(join(g.folder, about.only), "" if told_of is None else told_of.sha256, self.files)
         kept = Kept(g.folder, self.root, about.kept, self.files) if "hi" in about.kept else None
         told = self.plan.schema, tuple(about.answers), made
         inherits = self.inherits.get(number, ())
@@ -173,6 +174,8 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
 def described(at: Chosen, **known: Any) -> PlanDocument:
     """A plan's description; what is `known` of the rows, and what only some plans have."""
     r = at.resolved
+    if r.only is not None:
+        known["kept"] = {RETRIED: TableRecord(os.path.basename(r.only.path), r.only.sha256)}
     return PlanDocument(
         fingerprint=r.fingerprint.stored(),
         reads=sourcecheck.described(shipping.reader(r)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from functools import lru_cache
@@ -14,7 +16,7 @@ from gristmill.commit.generation import Generation, sources_of
 from gristmill.driver.resolved import Resolved
 from gristmill.driver.selection import ACCEPT, RESTART, RETRY, Choice, Held, as_it_is, before_others, compared, paid
 from gristmill.driver.sourcecheck import owned
-from gristmill.errors import BadJob, PlanChanged
+from gristmill.errors import BadJob, CorruptStore, PlanChanged
 from gristmill.files.contract import Files
 from gristmill.files.disk import LOCAL, join
 from gristmill.fingerprint import digests
@@ -35,6 +37,7 @@ class Only:
     """The rows that a retry scores: those that were dead, by source, position and copy."""
 
     path: str
+    sha256: str
     files: Files = field(default=LOCAL, compare=False, repr=False)
 
     def wanted(self, source: str) -> dict[int, Sought]:
@@ -42,10 +45,20 @@ class Only:
         return _wanted(self).get(source, {})
 
 
+def letters_table(path: str, sha256: str, files: Files) -> pa.Table:
+    """The rows that a retry was begun for; `sha256` is "" if nobody has recorded it. Raises CorruptStore."""
+    with contextlib.suppress(FileNotFoundError):
+        data = files.read(path)
+        if sha256 in ("", hashlib.sha256(data).hexdigest()):
+            with contextlib.suppress(pa.ArrowException):
+                return pa.ipc.open_file(pa.BufferReader(data)).read_all()
+    raise CorruptStore(f"{path}: missing or not what the plan says: start over with --restart (restart=True)")
+
+
 @lru_cache(maxsize=4)
 def _wanted(only: Only) -> dict[str, dict[int, Sought]]:
     found: dict[str, dict[int, Sought]] = {}
-    for row in pa.ipc.open_file(pa.BufferReader(only.files.read(only.path))).read_all().to_pylist():
+    for row in letters_table(only.path, only.sha256, only.files).to_pylist():
         rows = found.setdefault(row["source"], {})
         copy = None if row["copy"] is None else Copy.read(row["copy"], row["copies"], row["digest"])
         if copy is None:
@@ -158,8 +171,9 @@ def _stored(files: Files, generation: Generation, letters: pa.Table) -> Only:
     out = pa.BufferOutputStream()
     with pa.ipc.new_file(out, table.schema) as file:
         file.write_table(table)
-    files.write_over(path, out.getvalue().to_pybytes())
-    return Only(path, files)
+    data = out.getvalue().to_pybytes()
+    files.write_over(path, data)
+    return Only(path, hashlib.sha256(data).hexdigest(), files)
 
 
 def combined(base: Counts, base_dead: pa.Table, new: Counts) -> Counts:

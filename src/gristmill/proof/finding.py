@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from gristmill.arrow.topython import to_rows
 from gristmill.commit import nights
-from gristmill.commit.documents import Live
-from gristmill.commit.generation import Generation
+from gristmill.commit.documents import RETRIED, Live, TableRecord
+from gristmill.commit.generation import Generation, read_plan
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Part, Receipt
-from gristmill.driver.retrydead import DEAD_FILE
+from gristmill.driver.retrydead import DEAD_FILE, letters_table
 from gristmill.errors import BadKey, CorruptStore
 from gristmill.files.disk import join
 from gristmill.result import reading
@@ -303,7 +303,8 @@ def _dead(result: Publication, member: Member) -> set[tuple[str, int]]:
     found = set(zip(letters["source"].to_pylist(), letters["position"].to_pylist(), strict=True))
     for other in others(result):
         if other.kind == "retry-dead" and other.number > member.generation.number:
-            table = pa.ipc.open_file(pa.BufferReader(result.files.read(join(other.folder, DEAD_FILE)))).read_all()
+            stored = read_plan(other).about.kept.get(RETRIED, TableRecord(DEAD_FILE, ""))
+            table = letters_table(join(other.folder, DEAD_FILE), stored.sha256, result.files)
             found.update(zip(table["source"].to_pylist(), table["position"].to_pylist(), strict=True))
     return found
 

@@ -11,13 +11,12 @@ from gristmill.commit import fates
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Success
 from gristmill.commit.fates import KEPT
-from gristmill.commit.generation import Generation, generations, read_plan
+from gristmill.commit.generation import Generation, generations, read_plan, whole_table
 from gristmill.commit.keptindex import Kept
 from gristmill.commit.publication import Publication, load
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import runrecord
 from gristmill.errors import CorruptStore
-from gristmill.files.disk import join
 from gristmill.proof.finding import Places
 from gristmill.proof.proof import Maker
 from gristmill.values import dataclass
@@ -91,8 +90,7 @@ def _before(known: dict[int, Generation], row: Row) -> Row | None:
             return None
         tables = plan.about.kept
         if (adopted := tables.get("adopted")) is not None:
-            read = generation.files.read(join(generation.folder, adopted.path))
-            for one in pa.ipc.open_file(pa.BufferReader(read)).read_all().to_pylist():
+            for one in whole_table(generation, adopted).to_pylist():
                 if one["shard"] == row.shard:
                     return Row(one["generation"], one["of"], row.number)
         return _looked_up(generation, done, row, Kept(generation.folder, generation.root, tables, generation.files))
