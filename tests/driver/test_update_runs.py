@@ -264,6 +264,56 @@ def test_retried_rows_are_kept(tmp_path: Path, asked: Asked) -> None:
     assert [r["id"] for r in rows(tmp_path)] == [*range(100), 200]
 
 
+@pytest.mark.parametrize("first", ["few rows", "a limit", "a retry", "a retry with other code", "stopped"])
+def test_shards_are_not_as_small_as_those_of_few_rows_before(tmp_path: Path, asked: Asked, first: str) -> None:
+    """However few rows the nights before had, an update has about as many shards as a first run."""
+    auto: dict[str, Any] = {"shard_rows": "auto", "gates": {"min_ok": 0.0}}
+    many = range(5000)
+    if first in ("few rows", "a limit"):
+        put(tmp_path / "in", "a", range(3) if first == "few rows" else many)
+        source = gm.source(str(tmp_path / "in"), limit=10 if first == "a limit" else None)
+        gm.Job(source, MODEL, gm.sink(str(tmp_path / "out"), keep=["id", "extra"]), update=BY_ID, workers=0).run()
+    elif first == "stopped":
+        put(tmp_path / "in", "a", range(3), lambda i: "bad")
+        with pytest.raises(GateFailed):
+            job(tmp_path, BY_ID, **{**auto, "gates": {"min_ok": 1.0}}).run()
+        Path(os.environ["UPDATE_ASKED"] + ".mended").touch()
+    else:
+        put(tmp_path / "in", "a", many, lambda i: "bad" if i == 42 else str(i))
+        job(tmp_path, BY_ID, **auto).run()
+        Path(os.environ["UPDATE_ASKED"] + ".mended").touch()
+        other = gm.model(lower, takes={"text": "string not null"})
+        if first == "a retry":
+            assert gm.retry_dead(job(tmp_path, BY_ID, **auto)).rows_ok == 5000
+        else:
+            assert gm.retry_dead(job(tmp_path, BY_ID, other, **auto), accept_code_change=True).rows_ok == 5000
+            put(tmp_path / "in", "a", many, lambda i: f"new {i}")
+            assert job(tmp_path, BY_ID, other, **auto).run().shards <= 8
+            return
+    put(tmp_path / "in", "a", many, lambda i: f"new {i}")
+    report = job(tmp_path, BY_ID, **auto).run()
+    assert report.rows_ok == 5000 and report.shards <= 8
+    assert len(rows(tmp_path)) == 5000
+
+
+@pytest.mark.parametrize("version", [None, "version"])
+def test_code_that_a_retry_was_told_to_accept_keeps_answers(tmp_path: Path, asked: Asked, version: str | None) -> None:
+    """An update scores what is new, as whoever accepts it confirms; not where each row names the model's version."""
+    put(tmp_path / "in", "a", range(100), lambda i: "bad" if i == 42 else str(i))
+    sink = {"sink": {"keep": ["id", "extra"], "model_version": version}}
+    job(tmp_path, BY_ID, **sink).run()
+    other = gm.model(lower, takes={"text": "string not null"})
+    gm.retry_dead(job(tmp_path, BY_ID, other, **sink), accept_code_change=True)
+    asked.rows()
+    put(tmp_path / "in", "b", range(100, 101))
+    report = job(tmp_path, BY_ID, other, **sink).run()
+    assert report.rows_ok == 101
+    assert len(asked.rows()) == (1 if version is None else 100)
+    Path(os.environ["UPDATE_ASKED"] + ".mended").touch()
+    assert job(tmp_path, BY_ID, MODEL, **sink).run().rows_ok == 101  # back to the first code: nobody has accepted that
+    assert len(set(asked.rows())) == 101
+
+
 def test_null_and_repeated_keys(tmp_path: Path, asked: Asked) -> None:
     """Nulls are a key like any other; rows with one key are told apart by what their answers rest on."""
     put(tmp_path / "in", "a", [None, 1, None, 1], str)

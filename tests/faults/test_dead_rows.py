@@ -104,7 +104,9 @@ def test_a_gate_over_lines_stops_early(tmp_path: Path) -> None:
     """
     source, bad = _lines(tmp_path, ["some text"] * 1000), list(range(0, 1000, 2))
     job = gm.Job(source, _picky(bad), str(tmp_path / "out"), workers=0, shard_rows=50)
-    with pytest.raises(gm.GateFailed, match=r"min_ok 0\.99 can hardly hold any more: .*10 times the rows") as first:
+    with pytest.raises(
+        gm.GateFailed, match=r"min_ok 0\.99 can hardly hold any more: .*10 times the rows that there"
+    ) as first:
         job.run()
     (scored,) = re.findall(r"of ([\d,]+) rows so far", str(first.value))
     assert 50 <= int(scored.replace(",", "")) < 500
@@ -243,3 +245,22 @@ def test_fault_78_rows_that_fail_are_listed_beside_the_others(tmp_path: Path) ->
     assert done.stdout.count("\n") == 3 and "2 rows failed" in done.stderr
     with pytest.warns(gm.GristmillWarning, match="row 1 of .*ValueError: row 1 is bad"):
         assert gm.Job(source, _picky([1, 3]), workers=0).preview(5).num_rows == 3
+
+
+def test_an_early_gate_waits_for_rows_that_a_map_may_repeat(tmp_path: Path) -> None:
+    """Twenty bad rows come first, and the others fifty times each: no shard so far tells that."""
+    import numpy as np
+
+    def repeated(frame: Any) -> Any:
+        return frame.loc[frame.index.repeat(np.where(frame["id"] >= 100, 50, 1))].reset_index(drop=True)
+
+    def scored(batch: Any) -> Any:
+        if (batch["id"] < 20).any():
+            raise ValueError("bad")
+        return {"y": batch["id"]}
+
+    pq.write_table(pa.table({"id": list(range(1000))}), tmp_path / "in.parquet", row_group_size=100)
+    steps = [gm.step(repeated, batch_format="pandas")]
+    sink = gm.sink(tmp_path / "out", keep=["id"])
+    report = gm.run(gm.Job(tmp_path / "in.parquet", scored, sink, steps=steps, workers=0, shard_rows=100))
+    assert (report.rows_ok, report.rows_dead) == (80 + 900 * 50, 20)

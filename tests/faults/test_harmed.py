@@ -357,3 +357,66 @@ def test_damage_that_no_format_shows_is_not_delivered(folder: Path) -> None:
     part.write_bytes(part.read_bytes().replace(b"190", b"191"))
     with pytest.raises(RunFailed, match=rf"{part.name}: is not what was published: put it back, or"):
         gm.deliver("out", f"sqlite://{folder}/to.db#t")
+
+
+def flip(path: Path, at: bytes) -> None:
+    """Change a bit of the last place where these bytes are."""
+    data = bytearray(path.read_bytes())
+    data[data.rindex(at)] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_table_of_shards_that_are_taken_over_is_read_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One bit of it made an update publish a shard twice, and another one not at all."""
+    from gristmill.driver import keeping
+
+    add("a", range(100))
+    add("b", range(100, 200))
+    options: dict[str, Any] = {"update": {"key": ["id"]}, "shard_rows": 20}
+    job(**options).run()
+    add("a", range(99))
+    with monkeypatch.context() as killed, pytest.raises(ZeroDivisionError):
+        killed.setattr(keeping, "adopt", lambda at: 1 / 0)
+        job(**options).run()
+    (table,) = Path("out/_gristmill").glob("g0002*/adopted-*.arrow")
+    flip(table, (7).to_bytes(8, "little"))
+    with pytest.raises(gm.CorruptStore, match=r"adopted-.*: missing or not what the plan says"):
+        job(**options).run()
+    flip(table, (6).to_bytes(8, "little"))
+    job(**options).run()
+    assert sorted(gm.read("out").to_table()["id"].to_pylist()) == [*range(99), *range(100, 200)]
+
+
+def test_rows_of_a_retry_are_read_by_their_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A damaged list of them had rows scored again that were published."""
+    from gristmill.commit import receipt
+    from gristmill.driver import retrydead
+
+    add("a", range(20), lambda i: i in (3, 7))
+    job().run()
+    Path("mended").touch()
+    with monkeypatch.context() as killed, pytest.raises(RunFailed, match="ZeroDivisionError"):
+        killed.setattr(receipt, "commit", lambda *a: 1 / 0)
+        gm.retry_dead(job())
+    (table,) = Path("out/_gristmill").glob("g0002*/retried.arrow")
+    flip(table, (7).to_bytes(8, "little"))
+    retrydead._wanted.cache_clear()  # as in another process
+    with pytest.raises(RunFailed, match=r"retried\.arrow: missing or not what the plan says"):
+        gm.retry_dead(job())
+    flip(table, (6).to_bytes(8, "little"))
+    gm.retry_dead(job())
+    assert sorted(gm.read("out").to_table()["id"].to_pylist()) == list(range(20))
+
+
+def test_what_shards_inherit_is_read_by_its_digest(folder: Path) -> None:
+    """Answers of other shards are not theirs."""
+    from gristmill.commit import inherited
+    from gristmill.commit.documents import TableRecord
+    from gristmill.commit.generation import generations
+
+    add("a", range(3))
+    job().run()
+    (made,) = generations(str(folder / "out"))
+    Path(made.folder, "x.arrow").write_bytes(b"other bytes")
+    with pytest.raises(gm.CorruptStore, match=r"x\.arrow: missing or not what the plan says"):
+        inherited.read(made, {inherited.TABLE: TableRecord("x.arrow", "0" * 64)})

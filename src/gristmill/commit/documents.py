@@ -140,7 +140,7 @@ class PlanDocument(Described, what="plan"):
     `update`: how rows are `matched`; the generation's own `kept` are the files by which answers of the result before
     are found (keptindex.py), and those of unfinished runs that shards inherit (inherited.py), and `updates` the number
     of that publication (0: there is none). `kept` has the digest of the file of a retry, too, which earlier versions
-    did not record.
+    did not record. `pace` is how many rows a worker scored in a second, as the first rows told: None if they did not.
     """
 
     reads: Reads
@@ -154,6 +154,7 @@ class PlanDocument(Described, what="plan"):
     matched: Matched | None = None
     kept: Mapping[str, TableRecord] = field(default_factory=dict)
     updates: int | None = None
+    pace: float | None = None
 
 
 RETRIED = "retried"  # what `PlanDocument.kept` calls the file that `only` names

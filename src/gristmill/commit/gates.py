@@ -94,7 +94,7 @@ def early(
         hold = "can no longer hold" if exact else "can hardly hold any more"
         what = f"{hold}: {dead:,} of {scored:,} rows so far ({dead / scored:.1%}) are dead letters"
         rest = possible - scored
-        whole = f"all {possible:,}" if exact else f"{possible:,}, {MARGIN} times the rows of so many bytes,"
+        whole = f"all {possible:,}" if exact else f"{possible:,}, {MARGIN} times the rows that there seem to be,"
         most = f", and at most {gates.allowed(possible):,} of {whole} may be" if rest > 0 else ""
         ways = _way_out(look, dead, scored, rest)
         raise GateFailed(f"min_ok {gates.min_ok} {what}{most}{_why(errors)}; {ways}", gates=["min_ok"])

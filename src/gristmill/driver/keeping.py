@@ -88,7 +88,10 @@ def planned(at: Chosen) -> Planned | None:
         at.log.tell(line)
     bases = _unchanged(at.resolved, members, bases, held)
     unfinished = [one for b in bases if b.generation in carries for one in b.left(at.resolved)]
-    table, adopted = _shards(at, bases, unfinished, _beside(at.resolved, schema))
+    # The shards before may be small because there were few rows, and so do not tell how long they took.
+    paces = [b.plan.about.pace for b in sorted(bases, key=lambda b: b.generation.number)]
+    pace = next((p for p in reversed(paces) if p is not None), None)
+    table, adopted = _shards(at, bases, unfinished, _beside(at.resolved, schema), sizes.shard_rows(at.resolved, pace))
     kept = _index(at, bases)
     if not (kept or adopted.num_rows or unfinished):  # so that nothing has to have the types that the result had
         if not left_out:
@@ -102,7 +105,7 @@ def planned(at: Chosen) -> Planned | None:
     told = {"answers": dict(about.answers), "made": dict(about.made), "output_schema": encode_schema(schema)}
     at.files.settle([join(at.generation.folder, t.path) for t in kept.values()])
     number = 0 if at.updates is None else at.updates.number
-    return probe.written(at, probe.described(at, **told, kept=kept, updates=number), table)
+    return probe.written(at, probe.described(at, **told, kept=kept, updates=number, pace=pace), table)
 
 
 def _schema(r: Resolved, before: pa.Schema, answers: Sequence[str]) -> pa.Schema | None:
@@ -129,9 +132,14 @@ def _bases(
     to say of the answers that cannot be kept, or only with whole files.
     """
     r, found, told = at.resolved, [], dict[str, None]()
+    same = {m.number for m in members if not updating.differing(m, r, held)}
+    accepted = max((m.number for m in members if m.number in same and m.kind == "retry-dead"), default=0)
     for member in members:
         plan = generations.read_plan(member)
-        other = updating.differing(member, r, held) or _other_types(plan, r)
+        lines = [] if member.number in same else updating.differing(member, r, held)
+        if member.number < accepted and _named(at, plan) and all(line.startswith("code:") for line in lines):
+            lines = []  # whoever scored its dead rows again with this code confirmed that the others need not be
+        other = lines or _other_types(plan, r)
         if other:
             told[updating.told(other, member.number if len(members) > 1 else None)] = None
             continue
@@ -146,9 +154,13 @@ def _bases(
 def _writes(at: Chosen, plan: Plan, schema: pa.Schema) -> bool:
     """Whether what a plan's shards wrote is what this job would write of the same rows, with the same version."""
     r, about = at.resolved, plan.about
-    named = at.sink.model_version is None or about.model.version == shipping.model_version(r)
     alike = about.fingerprint.options == r.fingerprint.stored().options
-    return named and alike and decode_schema(about.output_schema).equals(schema)
+    return _named(at, plan) and alike and decode_schema(about.output_schema).equals(schema)
+
+
+def _named(at: Chosen, plan: Plan) -> bool:
+    """Whether a plan's rows name the version of the model that this job's rows would, or none does."""
+    return at.sink.model_version is None or plan.about.model.version == shipping.model_version(at.resolved)
 
 
 def _other_types(plan: Plan, r: Resolved) -> list[str]:
@@ -208,16 +220,13 @@ def _beside(r: Resolved, schema: pa.Schema) -> frozenset[str]:
 
 
 def _shards(
-    at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left], beside: frozenset[str]
+    at: Chosen, bases: Sequence[Base], unfinished: Sequence[Left], beside: frozenset[str], rows: int
 ) -> tuple[pa.Table, pa.Table]:
-    """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED). It is divided as
-    unfinished ones were, where the files can still be cut there: they may have changed since, and so may where a limit
-    ends in one that has not.
+    """The shard table, in the order of the source, and which of its shards are taken over (ADOPTED). It is divided into
+    shards of so many `rows`, or as unfinished ones were, where the files can still be cut there: they may have changed
+    since, and so may where a limit ends in one that has not.
     """
     r = at.resolved
-    rows = sizes.shard_rows(r, None)
-    before = [int(n) for b in bases for n in _rows_of(b.plan)]
-    rows = min(rows, max(before)) if before and r.job.running.shard_rows == "auto" else rows
     edges = _edges(r)
     known: dict[tuple[int, int], Piece] = {
         x.ranges[0][:2]: (list(x.ranges), None) for x in unfinished if x.ranges and _can_be_cut(r, x.ranges, edges)
@@ -262,12 +271,6 @@ def _edges(r: Resolved) -> set[tuple[int, int]]:
 def _table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
-
-
-def _rows_of(plan: Plan) -> Iterator[int]:
-    for number in range(len(plan.shards)):
-        if (rows := plan.shards.rows_of(number)) is not None:
-            yield rows
 
 
 def _apart(r: Resolved, ranges: Sequence[Place]) -> list[int]:

@@ -160,13 +160,15 @@ def planned(at: Chosen, answer: dict[str, Any]) -> Planned:
     if not first_rows(at):
         answer = {**answer, **_known(at)}
     shipping.check_columns(r, at.sink, answer)
-    table = shard.cut(r.files, r.selection, sizes.shard_rows(r, rate(r, answer)), max(1, r.workers))
+    pace = rate(r, answer)
+    table = shard.cut(r.files, r.selection, sizes.shard_rows(r, pace), max(1, r.workers))
     about = described(
         at,
         output_schema=_schema(at, answer["schema"]),
         unseen=answer["schema"] is None and at.generation.schema is None and not shipping.foreknown(r),
         answers=_answers(at, answer["answers"]),
         made=_made(at, answer["made"]),
+        pace=None if r.only is not None else pace,
     )
     return written(at, about, table, answer.get("columns", ()))
 

@@ -304,7 +304,9 @@ class Scoring:
         expanding = so_far.derived > so_far.expanded or any(s.kind == "flat_map" for s in at.spec.steps)
         if not (expanding or at.retries or at.verbs.accept):
             with at.log.gate():
-                exact = self.tally.total is not None
+                exact, maps = self.tally.total is not None, any(s.kind == "map" for s in at.spec.steps)
+                if exact and maps:  # which may return rows more than once, in later shards only, too
+                    exact, rows = False, gates.MARGIN * rows
                 gates.early(at.spec.gates, so_far, rows, self.tally.errors, at.look, exact=exact)
 
     # ------------------------------------------------ receipts
