@@ -79,3 +79,13 @@ def numbers(array: pa.Array) -> np.ndarray | None:
     shared = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
     shared.flags.writeable = False  # the buffer may be mutable, and its rows are still needed
     return shared
+
+
+def of_texts(column: str, found: pa.DataType, wanted: pa.DataType | str) -> str:
+    """What else to do about a column that is text because some of its values are: a clause; "" for other columns."""
+    if not is_text(found):
+        return ""
+    return (
+        f"; where it is text because some of its values are no numbers (CSV), --set source.types.{column}={wanted} "
+        f"(types={{{column!r}: '{wanted}'}}) makes those dead letters"
+    )

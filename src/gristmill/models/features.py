@@ -14,7 +14,7 @@ from gristmill.arrow.casts import nearest, together
 from gristmill.arrow.frompython import is_from, tensor_to_numpy
 from gristmill.arrow.rows import picked, run_of
 from gristmill.errors import BadModel, BadOutput
-from gristmill.models.columns import check_columns, is_number
+from gristmill.models.columns import check_columns, is_number, of_texts
 from gristmill.models.contract import Refusal
 from gristmill.models.conversion import from_array, from_result
 from gristmill.values import dataclass
@@ -149,7 +149,7 @@ class Stacker:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
             return self._lists(column, values, dtype, width)
         if not is_number(kind) and not pa.types.is_null(kind):
-            raise BadModel(f"{self._name} reads column {column!r} as a number, but it is {kind}: convert it in a step")
+            raise BadModel(_no_number(self._name, column, kind))
         return self._numbers(column, values, dtype)
 
     # ------------------------------------------------ values per row
@@ -381,7 +381,12 @@ def check_numbers(schema: pa.Schema | None, columns: Sequence[str], name: str) -
         kind = schema.field(column).type
         inner = kind.value_type if _is_list(kind) else kind
         if not is_number(inner) and not pa.types.is_null(inner):
-            raise BadModel(f"{name} reads column {column!r} as a number, but it is {kind}: convert it in a step")
+            raise BadModel(_no_number(name, column, kind))
+
+
+def _no_number(name: str, column: str, kind: pa.DataType) -> str:
+    way = of_texts(column, kind, "float64")
+    return f"{name} reads column {column!r} as a number, but it is {kind}: convert it in a step{way}"
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -12,7 +12,7 @@ from gristmill.arrow.schemas import plain, wider
 from gristmill.arrow.typetext import column_type
 from gristmill.errors import BadModel
 from gristmill.job.specs import Call
-from gristmill.models.columns import check_columns, is_text
+from gristmill.models.columns import check_columns, is_text, of_texts
 from gristmill.models.contract import Refusal
 from gristmill.values import dataclass
 
@@ -49,7 +49,7 @@ class Takes:
             ):
                 raise BadModel(
                     f"{self.name} takes column {column!r} as {wanted}, but the source has it as {found}, which does "
-                    "not fit without loss: cast it in a step, or correct takes="
+                    f"not fit without loss: cast it in a step, or correct takes={of_texts(column, found, wanted)}"
                 )
 
     def nulls(self, rows: pa.Table) -> np.ndarray:
