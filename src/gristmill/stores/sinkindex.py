@@ -233,13 +233,18 @@ def hashes(
 
 
 def write(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
-    """Write an index file of such keys; the number of them. Raises RunFailed if there is no room to sort them."""
+    """Write an index file of such keys; the number of them. Raises RunFailed if there is no room to sort them, or the
+    rows are damaged.
+    """
     duckdb = imported("duckdb")
     try:
         return _sorted(keys, out)
     except duckdb.Error as e:
         why = " ".join(str(e).split())
         raise RunFailed(f"index: the keys could not be sorted: {why}: run again when there is room for them") from e
+    except pa.ArrowException as e:
+        why = " ".join(str(e).split())
+        raise RunFailed(f"index: the rows cannot be read: {why}: gristmill verify names what is wrong") from e
 
 
 def _sorted(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
