@@ -8,12 +8,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 import pytest
 
-from gristmill.arrow.spilling import apart, spilling
+from gristmill.arrow.spilling import apart, batches_of, given, spilling
+from gristmill.errors import CorruptStore
 
 SHOWN = """
 import duckdb, json
@@ -63,3 +66,22 @@ def test_what_a_query_raises_is_raised() -> None:
     """From the thread that asks."""
     with spilling("64MB") as db, pytest.raises(duckdb.Error, match="nowhere"):
         apart(lambda: db.execute("SELECT * FROM nowhere"), db)
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_what_a_stream_raises_is_raised_as_it_is(lazily: bool) -> None:
+    """DuckDB makes its text an error of its own, also where rows of a query are read one batch after the other."""
+    schema = pa.schema([("x", pa.int64())])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch([pa.array([1, 2])], schema=schema)
+        raise CorruptStore("part-1 is gone")
+
+    with spilling("256MB") as db:
+        with pytest.raises(CorruptStore, match=r"^part-1 is gone$"), given(db, read=(schema, batches())):
+            if lazily:
+                list(batches_of(db.sql("SELECT x FROM read"), 1))
+            else:
+                apart(lambda: db.execute("SELECT sum(x) FROM read").fetchone(), db)
+        with pytest.raises(duckdb.Error, match="nothing"), given(db, read=(schema, iter(()))):
+            db.execute("SELECT nothing FROM read")

@@ -711,6 +711,20 @@ def test_stores_get_the_difference(tmp_path: Path, asked: Asked, store: str) -> 
         assert there.get(300) is None and there.get(50)["shout"] == "50"
 
 
+@pytest.mark.parametrize("how", ["gone", "flipped"])
+def test_stores_get_all_rows_where_those_before_cannot_be_read(tmp_path: Path, asked: Asked, how: str) -> None:
+    """The result that a store has, from which the difference is taken, is no more than a way to bring less."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID, deliver=(to := [gm.to(f"sqlite:///{tmp_path}/s.db#t", mode="upsert", key=["id"])])).run()
+    put(tmp_path / "in", "a", range(100), lambda i: f"new {i}" if i == 50 else str(i))
+    job(tmp_path, BY_ID).run()
+    for old in (tmp_path / "out/_gristmill").glob("g0001-*/work/*"):
+        data = old.read_bytes()
+        old.unlink() if how == "gone" else old.write_bytes(data[:4] + bytes(196) + data[200:])
+    report = job(tmp_path, BY_ID, deliver=to).run()
+    assert [d.rows for d in report.deliveries] == [100]
+
+
 def test_gates_compare_all_rows(tmp_path: Path, asked: Asked) -> None:
     """What is compared with the result before is of kept rows and scored ones, also of columns that are not written."""
     put(tmp_path / "in", "a", range(400), lambda i: "ab"[i % 2])
@@ -911,6 +925,46 @@ def test_verify_looks_at_what_updates_need(tmp_path: Path, asked: Asked) -> None
     assert len(gm.verify(str(tmp_path / "out")).lines) == 1
 
 
+@pytest.mark.parametrize(
+    ("shard", "what", "how", "gone"),
+    [
+        (1, "fates", "gone", None),
+        (1, "fates", "cut", None),
+        (1, "answers", "gone", 1),
+        (1, "answers", "flipped", 1),
+        (2, "fates", "gone", None),
+        (2, "fates", "flipped", 1),
+        (2, "answers", "cut", None),
+        (2, "answers", "flipped", 1),
+    ],
+)
+def test_an_update_does_without_files_that_no_reader_needs(
+    tmp_path: Path, asked: Asked, shard: int, what: str, how: str, gone: int | None
+) -> None:
+    """Where a file that says whose answers hold is damaged, its rows are scored again, as verify says; a shard whose
+    file is as it was is taken over, and goes without.
+    """
+    for name, first in (("a", 0), ("b", 100)):
+        put(tmp_path / "in", name, range(first, first + 100))
+    sink = {"format": "jsonl"} if what == "answers" else {}
+    job(tmp_path, BY_ID, sink=sink).run()
+    found = [p for p in (tmp_path / "out/_gristmill").glob("g0001-*/fates/*") if p.name.startswith(f"{shard:07d}")]
+    (one,) = [p for p in found if ("answers" in p.name) == (what == "answers")]
+    data = bytearray(one.read_bytes())
+    data[len(data) // 2] ^= 255
+    one.unlink() if how == "gone" else one.write_bytes(data if how == "flipped" else data[:-9])
+    assert "except in files that are as they were" in str(gm.verify(str(tmp_path / "out")))
+    asked.rows()
+    put(tmp_path / "in", "a", [*range(99), 300])
+    report = job(tmp_path, BY_ID, sink=sink).run()
+    assert asked.rows() == ([*map(str, range(50, 99)), "300"] if shard == 1 else ["300"])
+    assert report.updated.get("gone") == gone
+    assert {r["id"]: r["shout"] for r in rows(tmp_path)} == {i: str(i) for i in [*range(99), *range(100, 200), 300]}
+    put(tmp_path / "in", "b", [*range(100, 199), 400])
+    job(tmp_path, BY_ID, sink=sink).run()
+    assert asked.rows() == ([*map(str, range(100, 150)), "400"] if shard == 2 else ["400"])
+
+
 def test_the_report_tells_what_was_kept(tmp_path: Path, asked: Asked) -> None:
     """On its page and in the terminal, for each generation that was an update."""
     from gristmill.driver.history import facts
@@ -962,3 +1016,20 @@ def test_prove_names_who_made_a_kept_answer(tmp_path: Path, asked: Asked) -> Non
     assert (later.generation, later.certain) == (2, False), "generation 2 is gone, and may have kept it"
     assert "or one before it" in str(gm.prove(str(tmp_path / "out"), row=3, key=["id"]))
     assert (made(7).generation, made(7).certain) == (3, True)
+
+
+def test_prove_does_not_name_who_made_an_answer_that_was_lost(tmp_path: Path, asked: Asked) -> None:
+    """A row whose answers could not be read was scored again, though the index of answers that are kept has it."""
+    put(tmp_path / "in", "a", range(100))
+    job(tmp_path, BY_ID, sink={"format": "jsonl"}).run()
+    (first,) = (tmp_path / "out/_gristmill").glob("g0001-*/fates/0000000.*.answers.arrow")
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 255
+    first.write_bytes(data)
+    asked.rows()
+    put(tmp_path / "in", "a", sorted(range(100), key=lambda i: i % 50))  # each shard has rows of both
+    job(tmp_path, BY_ID, sink={"format": "jsonl"}).run()
+    assert len(asked.rows()) == 50
+    lost, kept = (gm.prove(str(tmp_path / "out"), row=i, key=["id"]).made_by for i in (40, 60))
+    assert kept is not None and (kept.generation, kept.certain) == (1, True)
+    assert lost is not None and (lost.generation, lost.certain) == (2, False)

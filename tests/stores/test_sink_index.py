@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from decimal import Decimal as D
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from gristmill.arrow.topython import to_rows
 from gristmill.cli.app import main
 from gristmill.cli.execute import print_rows
 from gristmill.commit import publication
+from gristmill.errors import RunFailed
 from gristmill.observe.tables import of_arrow
 from gristmill.stores import sinkindex, sinkrows
 from s3server import S3Server
@@ -382,6 +384,17 @@ def test_harm_is_named_and_made_good() -> None:
     run()
     assert receipts() == scored and Path(path).read_bytes() == whole
     assert gm.lookup("out").get(3) == {"id": 3, "y": 1.5} and gm.verify("out", deep=True).ok
+
+
+def test_rows_that_are_damaged_are_not_put_down_to_room(tmp_path: Path) -> None:
+    """What reads the keys fails within DuckDB, which sorts them."""
+
+    def keys() -> Iterator[pa.RecordBatch]:
+        raise pa.ArrowInvalid("not a Parquet file")
+        yield
+
+    with (tmp_path / "index").open("wb") as out, pytest.raises(RunFailed, match=r"be read: not a Parquet file: grist"):
+        sinkindex.write(keys(), out)
 
 
 def test_one_of_several_index_files_is_lost() -> None:

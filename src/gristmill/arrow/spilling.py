@@ -7,13 +7,16 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gristmill.process.forks import left_in_forks
 from gristmill.process.interrupts import SOON
 from gristmill.process.startup import imported
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 
@@ -33,6 +36,34 @@ def spilling_to(folder: str, memory: str, threads: int | None = None) -> Any:
         "threads": threads or min(4, os.cpu_count() or 1),
     }
     return tamed(imported("duckdb").connect(":memory:", config=config))
+
+
+@contextmanager
+def given(connection: Any, **streams: tuple[pa.Schema, Iterable[pa.RecordBatch]]) -> Iterator[None]:
+    """Batches as tables of these names, each to be read once. What one of them raises is raised as it is: DuckDB tells
+    its text in an error of its own, which no caller looks for.
+    """
+    import pyarrow as pa
+
+    failed: list[BaseException] = []
+
+    def noted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from batches
+        except GeneratorExit:  # DuckDB wants no more
+            raise
+        except BaseException as e:
+            failed.append(e)
+            raise
+
+    for name, (schema, batches) in streams.items():
+        connection.register(name, pa.RecordBatchReader.from_batches(schema, noted(batches)))
+    try:
+        yield
+    except Exception:
+        if not failed:
+            raise
+        raise failed[0] from None
 
 
 def apart(work: Callable[[], T], connection: Any) -> T:

@@ -54,6 +54,11 @@ class Receipt(Document, what="receipt"):
     version: int = field(default=0, metadata=NOT_STORED)
     checksum: str = field(default="", metadata=NOT_STORED, compare=False)
 
+    @property
+    def beside(self) -> list[Part]:
+        """The files by which an update knows whose answers hold, if it has them: no reader needs them."""
+        return [p for p in (self.fates, self.answers) if p is not None]
+
     @classmethod
     def load_from(cls, path: str, files: Files = LOCAL) -> Receipt:
         """The receipt at a path. Raises CorruptStore if it does not read back."""

@@ -359,13 +359,12 @@ def _after(todo: Sequence[Any], ranges: Sequence[Place]) -> list[Any] | None:
 def _index(at: Chosen, bases: Sequence[Base]) -> dict[str, TableRecord]:
     """The index of all answers that may be kept row by row; nothing if no generation has told them apart so."""
     told = [(b.generation, x) for b in bases if b.by_row for x in b.done.values()]
-    shelves = [s for s in (_shelf(*each) for each in told) if s is not None]
+    whole = _as_long(at, [p for _, x in told for p in x.beside])
+    shelves = [_shelf(g, x) for g, x in told if x.fates is not None and all(p.work in whole for p in x.beside)]
     return keptindex.build(at.files, at.generation.folder, shelves) if shelves else {}
 
 
-def _shelf(generation: Generation, done: Receipt) -> Shelf | None:
-    if done.fates is None:
-        return None
+def _shelf(generation: Generation, done: Receipt) -> Shelf:
     if done.answers is not None:
         return Shelf(generation, done, done.answers, True)
     return Shelf(generation, done, next((p for p in done.parts if p.role == "rows"), None), False)
@@ -395,12 +394,13 @@ def adopt(at: Planned) -> None:
     done = {n: receipts.standing(known[n].receipts, at.files) for n in {row["generation"] for row in todo}}
     alike = {n: generations.read_plan(known[n]).about.matched == at.plan.about.matched for n in done}
     parts = [p for x in todo for p in _all_parts(done[x["generation"]][x["of"]])]
-    as_long = at.files.as_long(at.root, ((p.work, p.bytes) for p in parts))
-    whole = {p.work for p, same in zip(parts, as_long, strict=True) if same and not _spoilt(at, p)}
+    as_long = _as_long(at, parts)
+    whole = {p.work for p in parts if p.work in as_long and not _spoilt(at, p)}
     taken = []
     for x in todo:
         n, receipt = x["generation"], done[x["generation"]][x["of"]]
-        taken.append(_taken(at, known[n], receipt if alike[n] else _unrecorded(receipt), x["shard"], whole))
+        recorded = alike[n] and all(p.work in whole for p in receipt.beside)
+        taken.append(_taken(at, known[n], receipt if recorded else _unrecorded(receipt), x["shard"], whole))
     at.files.settle([join(at.root, p.work) for x in taken for p in _all_parts(x)])
     for receipt in taken:
         receipts.commit(at.files, at.generation.receipts, receipt)
@@ -422,11 +422,19 @@ def _spoilt(at: Planned, part: Part) -> bool:
 
 
 def _all_parts(receipt: Receipt) -> list[Part]:
-    return [*receipt.parts, *(p for p in (receipt.fates, receipt.answers) if p is not None)]
+    return [*receipt.parts, *receipt.beside]
+
+
+def _as_long(at: Chosen, parts: Sequence[Part]) -> set[str]:
+    """The work files of these that are there and as long as they were. What else is wrong is seen where they are read:
+    answers may be as large as the result.
+    """
+    found = at.files.as_long(at.root, ((p.work, p.bytes) for p in parts))
+    return {p.work for p, same in zip(parts, found, strict=True) if same}
 
 
 def _unrecorded(receipt: Receipt) -> Receipt:
-    """A receipt without what it says of its rows, which this job tells in another way."""
+    """A receipt without what it says of its rows: this job tells them in another way, or it is lost."""
     return replace(receipt, fates=None, answers=None)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from gristmill.arrow.spilling import apart, spilling
+from gristmill.arrow.spilling import apart, given, spilling
 from gristmill.commit import fates
 from gristmill.commit import generation as generations
 from gristmill.commit import receipt as receipts
@@ -22,6 +22,7 @@ from gristmill.errors import CorruptStore
 
 UNKNOWN = "how many rows are gone is not known"
 MEMORY = "256MB"  # of DuckDB, to count the rows that are gone
+_KEYS = pa.schema([("key", pa.uint64())])
 
 
 def counted(s: Scored) -> dict[str, int]:
@@ -49,22 +50,18 @@ def _gone(s: Scored, before: Publication) -> int | None:
         s.log.tell(f"{UNKNOWN}: files that were taken over as they were have no record of their rows by this key")
         return None
     both = Counter(_digests(old)) & Counter(_digests(new))  # shards that were taken over
-    schema = pa.schema([("key", pa.uint64())])
 
-    def keys(of: Sequence[tuple[Generation, Receipt]]) -> pa.RecordBatchReader:
-        def batches() -> Iterator[pa.RecordBatch]:
-            skipped = both.copy()
-            for generation, receipt in of:
-                if receipt.fates is None:
-                    continue
-                if skipped[receipt.fates.sha256]:
-                    skipped[receipt.fates.sha256] -= 1
-                    continue
-                if (found := fates.read(generation, receipt)) is None:
-                    raise CorruptStore(f"{generation.root}: {receipt.fates.work} is gone or not what was committed")
-                yield pa.record_batch([pa.array(found[0].key)], schema=schema)
-
-        return pa.RecordBatchReader.from_batches(schema, batches())
+    def keys(of: Sequence[tuple[Generation, Receipt]]) -> Iterator[pa.RecordBatch]:
+        skipped = both.copy()
+        for generation, receipt in of:
+            if receipt.fates is None:
+                continue
+            if skipped[receipt.fates.sha256]:
+                skipped[receipt.fates.sha256] -= 1
+                continue
+            if (found := fates.read(generation, receipt)) is None:
+                raise CorruptStore(f"{generation.root}: {receipt.fates.work} is gone or not what was committed")
+            yield pa.record_batch([pa.array(found[0].key)], schema=_KEYS)
 
     try:
         return _fewer(keys(old), keys(new))
@@ -91,15 +88,13 @@ def _digests(of: Sequence[tuple[Generation, Receipt]]) -> list[str]:
     return [x.fates.sha256 for _, x in of if x.fates is not None]
 
 
-def _fewer(old: pa.RecordBatchReader, new: pa.RecordBatchReader) -> int:
+def _fewer(old: Iterator[pa.RecordBatch], new: Iterator[pa.RecordBatch]) -> int:
     """How many more rows have each key in one than in the other, in all."""
     query = """
         select coalesce(sum(greatest(o.n - coalesce(m.n, 0), 0)), 0)
         from (select key, count(*) n from before group by key) o
         left join (select key, count(*) n from since group by key) m using (key)
     """
-    with spilling(MEMORY) as connection:
-        connection.register("before", old)
-        connection.register("since", new)
+    with spilling(MEMORY) as connection, given(connection, before=(_KEYS, old), since=(_KEYS, new)):
         found = apart(lambda: connection.execute(query).fetchone(), connection)
     return int(found[0])

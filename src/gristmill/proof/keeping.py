@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pyarrow as pa
 
@@ -107,10 +108,21 @@ def _looked_up(generation: Generation, done: Receipt, row: Row, kept: Kept) -> R
     if at < 0:
         return None
     entry = index.entries[at]
-    found = _OF_SHARD.search(index.parts[int(entry["part"])]["fates"])
+    part = index.parts[int(entry["part"])]
+    if part["beside"] and _spoilt(generation, part):
+        raise Untold  # the row was scored again if this was so then
+    found = _OF_SHARD.search(part["fates"])
     if found is None:
         raise Untold
     return Row(int(found[1]), int(found[2]), int(entry["source"]))
+
+
+def _spoilt(generation: Generation, part: Mapping[str, Any]) -> bool:
+    """Whether a file of answers is there and is not what was committed; those of old results are cleared away."""
+    try:
+        return bool(generation.files.digest(join(generation.root, part["path"]))[1] != part["sha256"])
+    except FileNotFoundError:
+        return False
 
 
 def publications_of(result: Publication, generation: int) -> Iterator[Success]:

@@ -174,9 +174,7 @@ def _spoilt(result: Publication, live: Sequence[Live]) -> list[str]:
 
 def _beside(members: Sequence[Member], files: Files) -> list[str]:
     """What is wrong with the files by which the next update knows whose answers still hold; no reader opens them."""
-    parts = [
-        (m, r.shard, p) for m in members for r in m.done.values() for p in (r.fates, r.answers) if p is not None
-    ]  # fmt: skip
+    parts = [(m, r.shard, p) for m in members for r in m.done.values() for p in r.beside]
 
     def whole(each: tuple[Member, int, Part]) -> bool:
         try:

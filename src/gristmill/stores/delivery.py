@@ -405,7 +405,7 @@ class Loading:
                 self._updates = None
                 return self._newest
             return changed(files, self._result.rows_of, base.live(), Result.of(base).rows_of)
-        except (BadSource, CorruptStore, FileNotFoundError, pa.ArrowException):  # somebody has cleared its files away
+        except (BadSource, CorruptStore, OSError, pa.ArrowException):  # its files were cleared away, or are damaged
             self._updates = None
             return self._newest
 

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.hashing import row_digests
-from gristmill.arrow.spilling import batches_of, spilling
+from gristmill.arrow.spilling import batches_of, given, spilling
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
 from gristmill.commit.publication import Publication, load
@@ -49,10 +49,10 @@ def changed(files: Sequence[Live], rows_of: RowsOf, old: Sequence[Live], old_row
         return masks
     ends = np.cumsum([f.rows for f in left])
     with spilling(MEMORY) as connection:
-        connection.register("old", _pairs(old_rows_of([f for f in old if f.role == "rows" and f.sha256 not in both])))
-        connection.execute("CREATE TABLE known AS SELECT DISTINCT hi, lo FROM old")
-        connection.register("new", _pairs(rows_of(left)))
-        connection.execute("CREATE TABLE given AS SELECT hi, lo, row_number() OVER () - 1 AS n FROM new")
+        was = _pairs(old_rows_of([f for f in old if f.role == "rows" and f.sha256 not in both]))
+        with given(connection, old=(_PAIR, was), new=(_PAIR, _pairs(rows_of(left)))):
+            connection.execute("CREATE TABLE known AS SELECT DISTINCT hi, lo FROM old")
+            connection.execute("CREATE TABLE given AS SELECT hi, lo, row_number() OVER () - 1 AS n FROM new")
         found = connection.sql("SELECT n FROM given ANTI JOIN known USING (hi, lo)")
         for batch in batches_of(found, BATCH_ROWS):
             rows = batch["n"].to_numpy()
@@ -63,11 +63,8 @@ def changed(files: Sequence[Live], rows_of: RowsOf, old: Sequence[Live], old_row
     return masks
 
 
-def _pairs(rows: Any) -> pa.RecordBatchReader:
-    def batches() -> Iterator[pa.RecordBatch]:
-        for batch in rows.scanner(batch_size=BATCH_ROWS).to_batches():
-            digests = row_digests(pa.Table.from_batches([batch]), "delivered")
-            columns = [pa.array(np.ascontiguousarray(digests[half])) for half in ("hi", "lo")]
-            yield pa.record_batch(columns, schema=_PAIR)
-
-    return pa.RecordBatchReader.from_batches(_PAIR, batches())
+def _pairs(rows: Any) -> Iterator[pa.RecordBatch]:
+    for batch in rows.scanner(batch_size=BATCH_ROWS).to_batches():
+        digests = row_digests(pa.Table.from_batches([batch]), "delivered")
+        columns = [pa.array(np.ascontiguousarray(digests[half])) for half in ("hi", "lo")]
+        yield pa.record_batch(columns, schema=_PAIR)

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from gristmill.arrow.batches import regrouped
-from gristmill.arrow.spilling import batches_of, tamed
+from gristmill.arrow.spilling import batches_of, given, tamed
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.process.interrupts import Patience
@@ -403,20 +403,9 @@ class Transaction:
         return int(self.run(sql)[0][0])
 
     def insert(self, table: str, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> int:
-        failed: list[BaseException] = []
-
-        def read() -> Iterator[pa.RecordBatch]:
-            try:
-                yield from regrouped(without_repeats(batches, self._shown, "which DuckDB does not take"), *GROUP)
-            except BaseException as e:
-                failed.append(e)  # of which DuckDB tells the text alone
-                raise
-
-        self._connection.register(ROWS, pa.RecordBatchReader.from_batches(schema, read()))
-        try:
+        rows = regrouped(without_repeats(batches, self._shown, "which DuckDB does not take"), *GROUP)
+        with given(self._connection, **{ROWS: (schema, rows)}):
             done = self._connection.execute(f"INSERT INTO {table} BY NAME SELECT * FROM {ROWS}").fetchall()
-        except imported("duckdb").Error as e:
-            raise (failed[0] if failed else e) from None
         self._connection.unregister(ROWS)  # it would fail after an error, which closes the connection anyway
         return int(done[0][0])
 

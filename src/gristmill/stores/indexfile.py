@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gristmill.arrow.schemas import storage
-from gristmill.arrow.spilling import batches_of, spilling_to
+from gristmill.arrow.spilling import batches_of, given, spilling_to
 from gristmill.errors import BadJob
 from gristmill.files.disk import LOCAL
 from gristmill.stores.contract import Load, Mark, Mode, Place, Reader, Store
@@ -136,9 +136,7 @@ class Built:
         only = pa.schema([("k", pa.binary())])
         staged = (batch.select(["k"]) for batch in read_runs(runs))
         mask = np.zeros(there.footer.count, bool)
-        with spilling_to(folder, JOIN_MEMORY, threads=2) as db:
-            db.register("staged", pa.RecordBatchReader.from_batches(only, staged))
-            db.register("live", pa.RecordBatchReader.from_batches(keys, live))
+        with spilling_to(folder, JOIN_MEMORY, threads=2) as db, given(db, staged=(only, staged), live=(keys, live)):
             for batch in batches_of(db.sql("SELECT n FROM live ANTI JOIN staged USING (k)"), 65_536):
                 mask[batch["n"].to_numpy()] = True
         return there, mask

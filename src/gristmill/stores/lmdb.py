@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gristmill.arrow.spilling import batches_of, spilling_to
+from gristmill.arrow.spilling import batches_of, given, spilling_to
 from gristmill.commit.generation import decode_schema
 from gristmill.errors import BadJob, BadSource
 from gristmill.files.disk import content_of, which_file
@@ -107,16 +107,15 @@ class Sorted:
 
     def _sorted(self, load: Load, runs: Sequence[str], folder: str) -> Iterator[pa.RecordBatch]:
         """Keys and values of the whole new file, in the order of the keys."""
-        with spilling_to(folder, SORT_MEMORY, threads=2) as db:
-            db.register("staged", pa.RecordBatchReader.from_batches(_RUN, read_runs(runs)))
+        with spilling_to(folder, SORT_MEMORY, threads=2) as db, given(db, staged=(_RUN, read_runs(runs))):
             live = opened(self._place)
             if load.whole or live is None:
                 yield from batches_of(db.sql("SELECT k, v FROM staged ORDER BY k"), COMMITTED)
                 return
             db.execute("CREATE TEMP TABLE new AS SELECT k, v FROM staged")
-            db.register("live", pa.RecordBatchReader.from_batches(_RUN, _held(live)))
             kept = "SELECT k, v FROM live ANTI JOIN new USING (k)"
-            yield from batches_of(db.sql(f"SELECT k, v FROM new UNION ALL {kept} ORDER BY k"), COMMITTED)
+            with given(db, live=(_RUN, _held(live))):
+                yield from batches_of(db.sql(f"SELECT k, v FROM new UNION ALL {kept} ORDER BY k"), COMMITTED)
 
 
 def _entries(environment: Any) -> int:

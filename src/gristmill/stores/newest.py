@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from gristmill.arrow.keys import comparable, comparable_type, has_nan
 from gristmill.arrow.rows import picked
-from gristmill.arrow.spilling import batches_of, spilling
+from gristmill.arrow.spilling import batches_of, given, spilling
 from gristmill.arrow.topython import to_plain
 from gristmill.commit.documents import Live
 from gristmill.commit.generation import Generation
@@ -75,8 +75,8 @@ def newest(
             at += len(batch)
 
     with spilling(KEY_MEMORY) as connection:
-        connection.register("given", pa.RecordBatchReader.from_batches(schema, keys()))
-        connection.execute("CREATE TEMP TABLE keys AS SELECT * FROM given")
+        with given(connection, given=(schema, keys())):
+            connection.execute("CREATE TEMP TABLE keys AS SELECT * FROM given")
         if at != ends[-1]:
             raise RunFailed(f"{shown}: its files have {at:,} rows, and {ends[-1]:,} were published: verify tells which")
         empty = f"n < {wanted} AND ({' OR '.join(f'{head} IS NULL' for head in heads)})"
@@ -191,7 +191,6 @@ def distinct(rows: Any, key: Sequence[str]) -> int:
     schema = pa.schema(list(zip(heads, kinds, strict=True)))
     batches = rows.scanner(columns=list(key), batch_size=BATCH_ROWS).to_batches()
     keys = (pa.record_batch([comparable(c) for c in b.columns], schema=schema) for b in batches)
-    with spilling(KEY_MEMORY) as connection:
-        connection.register("given", pa.RecordBatchReader.from_batches(schema, keys))
+    with spilling(KEY_MEMORY) as connection, given(connection, given=(schema, keys)):
         found = connection.execute(f"SELECT count(*) FROM (SELECT DISTINCT {names} FROM given)").fetchone()
     return int(found[0]) if found else 0

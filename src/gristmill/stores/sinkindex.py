@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from gristmill.arrow.schemas import plain
-from gristmill.arrow.spilling import apart, batches_of, spilling
+from gristmill.arrow.spilling import apart, batches_of, given, spilling
 from gristmill.commit import nights, publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Indexed, Live
@@ -233,13 +233,18 @@ def hashes(
 
 
 def write(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
-    """Write an index file of such keys; the number of them. Raises RunFailed if there is no room to sort them."""
+    """Write an index file of such keys; the number of them. Raises RunFailed if there is no room to sort them, or the
+    rows are damaged.
+    """
     duckdb = imported("duckdb")
     try:
         return _sorted(keys, out)
     except duckdb.Error as e:
         why = " ".join(str(e).split())
         raise RunFailed(f"index: the keys could not be sorted: {why}: run again when there is room for them") from e
+    except pa.ArrowException as e:
+        why = " ".join(str(e).split())
+        raise RunFailed(f"index: the rows cannot be read: {why}: gristmill verify names what is wrong") from e
 
 
 def _sorted(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
@@ -248,8 +253,8 @@ def _sorted(keys: Iterator[pa.RecordBatch], out: IO[bytes]) -> int:
 
 
 def _sorted_by(db: Any, keys: Iterator[pa.RecordBatch], out: IO[bytes], numbers: IO[bytes]) -> int:
-    db.register("staged", pa.RecordBatchReader.from_batches(_STAGED, keys))
-    db.execute("CREATE TEMP TABLE keys AS SELECT h, a, n FROM staged")
+    with given(db, staged=(_STAGED, keys)):
+        db.execute("CREATE TEMP TABLE keys AS SELECT h, a, n FROM staged")
     count = int(db.sql("SELECT count(*) FROM keys").fetchall()[0][0])
     header = {"descr": "<u8", "fortran_order": False, "shape": (2, count)}
     np.lib.format.write_array_header_1_0(out, header)

@@ -111,6 +111,7 @@ class KeptAnswers:
         """Which of these source rows keep their answers (a mask), and these; None if none does."""
         at = self._index.find(digests)
         place = np.flatnonzero(at >= 0)
+        place = place[self._shelf.hold(self._index.entries["part"][at[place]])]
         if not len(place):
             return None
         source = picked(rows.select(self._sources(task, rows)), place)
@@ -197,9 +198,24 @@ class _Shelf:
     def __init__(self, kept: Kept, parts: Sequence[Mapping[str, Any]]) -> None:
         self._kept = kept
         self._parts = parts
+        self._beside: dict[int, str | None] = {}  # of files beside parts, where they are; None if they are damaged
         self._open: dict[int, _Laid | _Grouped] = {}
         self._fates: dict[int, _Laid] = {}
         self._busy: list[_Grouped] = []  # those that hold rows in memory
+
+    def hold(self, parts: np.ndarray) -> np.ndarray:
+        """Which of these (a mask) have answers that may be kept: not those of a damaged file beside parts, which no
+        reader needs. One of the result that is damaged is told of when it is read.
+        """
+        lost = [n for n in np.unique(parts).tolist() if self._parts[n]["beside"] and self._whole_beside(n) is None]
+        return ~np.isin(parts, lost)
+
+    def _whole_beside(self, number: int) -> str | None:
+        if number not in self._beside:
+            told = self._parts[number]
+            path = join(self._kept.root, told["path"])
+            self._beside[number] = first_whole(self._kept.files, [path], told["sha256"])
+        return self._beside[number]
 
     def answers(self, entries: np.ndarray, schema: pa.Schema) -> pa.Table:
         """The answers of these entries, one after the other, in these columns."""
@@ -230,10 +246,12 @@ class _Shelf:
     def _file(self, number: int, schema: pa.Schema) -> _Laid | _Grouped:
         if number not in self._open:
             told = self._parts[number]
-            path = self._whole(told["path"], told["sha256"])
             if told["beside"]:
-                self._open[number] = _Laid(path, self._kept.files, schema.names)
+                beside = self._whole_beside(number)
+                assert beside is not None, "asked of rows that are not kept"
+                self._open[number] = _Laid(beside, self._kept.files, schema.names)
             else:
+                path = self._whole(told["path"], told["sha256"])
                 self._open[number] = _Grouped(path, self._kept.files, schema.names)
         found = self._open[number]
         if isinstance(found, _Grouped) and found not in self._busy:
