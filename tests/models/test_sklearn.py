@@ -219,7 +219,9 @@ def test_source_columns_are_compared_with_the_fitted_ones(tmp_path):
     spec = SklearnModel(**dump(estimator, tmp_path / "m.joblib"))
     with pytest.raises(BadModel, match=r"was fitted with column 'height'.*did you mean 'heigth'"):
         kinds.describe(spec, pa.schema({"heigth": pa.float64(), "width": pa.float64()}))
-    with pytest.raises(BadModel, match="'height' as a number, but it is string: .*--set source.types.height=float64"):
+    with pytest.raises(
+        BadModel, match=r"'height' as a number, but it is string: .*--set source\.types\.height=float64"
+    ):
         kinds.describe(spec, pa.schema({"height": pa.string(), "width": pa.float64()}))
     unnamed = LogisticRegression().fit(FRAME[["a", "b"]].to_numpy(), TARGET)
     options = dump(unnamed, tmp_path / "u.joblib")

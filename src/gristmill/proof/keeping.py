@@ -18,6 +18,7 @@ from gristmill.commit.publication import Publication, load
 from gristmill.commit.receipt import Receipt
 from gristmill.driver import runrecord
 from gristmill.errors import CorruptStore
+from gristmill.files.disk import join
 from gristmill.proof.finding import Places
 from gristmill.proof.proof import Maker
 from gristmill.values import dataclass
