@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -38,7 +39,7 @@ def by_files(sink: str) -> list[Values]:
     """What stands in the folder, as other programs find it."""
     if _npy(sink):
         manifest = pq.read_table(Path(sink, "manifest.parquet"))["output_path"].unique().to_pylist()
-        names = sorted(str(p.relative_to(sink)) for p in Path(sink).rglob("*.npy") if "_gristmill" not in p.parts)
+        names = sorted(str(p.relative_to(sink)) for p in _files(sink) if p.suffix == ".npy")
         same(sorted(manifest), names, "the parts that the manifest lists")
         return [row for name in manifest for row in _vectors(Path(sink, name))]
     lines = [p for p in _visible(sink) if ".jsonl" in p.name]
@@ -54,13 +55,19 @@ def by_files(sink: str) -> list[Values]:
 
 
 def _npy(sink: str) -> bool:
-    return any("_gristmill" not in p.parts for p in Path(sink).rglob("*.npy"))
+    return any(p.suffix == ".npy" for p in _files(sink))
+
+
+def _files(sink: str) -> Iterator[Path]:
+    """The files of a sink but for its records, whose folders go while a run looks after them."""
+    for folder, folders, names in os.walk(sink):
+        folders[:] = [name for name in folders if name != "_gristmill"]
+        yield from (Path(folder, name) for name in names)
 
 
 def _visible(sink: str) -> list[Path]:
     """Data files that a glob finds, dead letters and what begins with an underscore left out."""
-    found = (p for p in Path(sink).rglob("*") if p.is_file())
-    return sorted(p for p in found if not any(part.startswith(("_", ".")) for part in p.relative_to(sink).parts))
+    return sorted(p for p in _files(sink) if not any(part.startswith(("_", ".")) for part in p.relative_to(sink).parts))
 
 
 def _vectors(path: Path) -> list[Values]:
