@@ -57,6 +57,10 @@ def lower(batch: dict[str, Any]) -> dict[str, Any]:
     return {"shout": np.array([text.lower() for text in batch["text"]])}
 
 
+def twice(row: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"n": 0}, {"n": 1}]
+
+
 MODEL = gm.model(upper, takes={"text": "string not null"})
 
 
@@ -312,6 +316,35 @@ def test_code_that_a_retry_was_told_to_accept_keeps_answers(tmp_path: Path, aske
     Path(os.environ["UPDATE_ASKED"] + ".mended").touch()
     assert job(tmp_path, BY_ID, MODEL, **sink).run().rows_ok == 101  # back to the first code: nobody has accepted that
     assert len(set(asked.rows())) == 101
+
+
+def test_ids_of_copies_do_not_come_from_a_damaged_file(
+    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which copy of its row an answer is of stands beside the answers, damaged while an update was unfinished."""
+    put(tmp_path / "in", "a", range(50))
+    steps = [gm.flat_map(twice)]
+
+    def made(name: str, **options: Any) -> gm.Job:
+        sink = gm.sink(str(tmp_path / name), keep=["id", "n"], row_id="rid")
+        return gm.Job(str(tmp_path / "in"), MODEL, sink, steps=steps, workers=0, shard_rows=20, update=True, **options)
+
+    made("out").run()
+    put(tmp_path / "in", "a", range(48))
+    from gristmill.commit import receipt
+
+    with monkeypatch.context() as killed, pytest.raises(gm.RunFailed):
+        killed.setattr(receipt, "commit", lambda *a: 1 / 0)
+        made("out").run()
+    for told in (tmp_path / "out" / "_gristmill").glob("g0001*/fates/*.arrow"):
+        data = bytearray(told.read_bytes())
+        data[data.index(b"01010101")] = ord("1")
+        told.write_bytes(data)
+    made("out").run()
+    made("other").run()
+    tables = [gm.read(str(tmp_path / name)).to_table() for name in ("out", "other")]
+    found = [t.sort_by([("id", "ascending"), ("n", "ascending")])["rid"] for t in tables]
+    assert found[0] == found[1]
 
 
 def test_null_and_repeated_keys(tmp_path: Path, asked: Asked) -> None:
@@ -808,6 +841,60 @@ def test_rows_of_a_file_that_cannot_be_read_are_not_gone(tmp_path: Path, asked: 
     put(tmp_path / "in", "3", [500])
     with pytest.warns(gm.GristmillWarning, match="skipped a bad file"):  # of which the result has no rows any more
         assert night().updated == {"kept": 100, "scored": 1, "gone": 0}
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_shard_without_a_readable_receipt_may_have_rows(
+    tmp_path: Path, asked: Asked, lost: bool, restart: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its rows must not leave with a file that cannot be read, and how many are gone is not known."""
+    for n in range(3):
+        put(tmp_path / "in", str(n), range(n * 50, n * 50 + 50))
+    source = gm.source(str(tmp_path / "in"), on_bad_file="skip")
+    how: dict[str, Any] = {"workers": 0, "shard_rows": 50, "update": BY_ID}
+    night = gm.Job(source, MODEL, gm.sink(str(tmp_path / "out"), keep=["id"]), **how)
+    night.run()
+    (receipt,) = (tmp_path / "out" / "_gristmill").glob("g0001*/receipts/0000001.json")
+    whole = receipt.read_bytes()
+    receipt.unlink() if lost else receipt.write_bytes(whole.replace(b"1", b"2", 1))
+    good = cut(tmp_path / "in" / "1.parquet")
+    with pytest.warns(gm.GristmillWarning), pytest.raises(GateFailed, match=r"1\.parquet cannot be read"):
+        night.run(restart=restart)
+    assert gm.read(str(tmp_path / "out")).count_rows() == 150
+    (tmp_path / "in" / "1.parquet").write_bytes(good)
+    put(tmp_path / "in", "1", range(55, 100))
+    if not restart:
+        report = night.run()
+        told = capfd.readouterr().err
+        assert (
+            "how many rows are gone is not known: the receipts of shard 1 of generation 1 are damaged or lost" in told
+        )
+        assert report.updated == {"kept": 100, "scored": 45} and len(rows(tmp_path)) == 145
+
+
+def weighted(batch: dict[str, Any]) -> dict[str, Any]:
+    at = os.environ["UPDATE_ASKED"]
+    bad = "bad" in batch["text"]
+    if bad and not os.path.exists(f"{at}.mended"):
+        raise ValueError("bad")
+    return {"shout": np.array(["mended" if bad else t + str(np.load(f"{at}.npy")[0]) for t in batch["text"]])}
+
+
+def test_weights_that_changed_after_a_retry_are_not_what_it_confirmed(tmp_path: Path, asked: Asked) -> None:
+    """The row that was retried had loaded none: all others are scored again, as without the retry."""
+    model = gm.model(weighted, takes={"text": "string not null"})
+    weights = os.environ["UPDATE_ASKED"] + ".npy"
+    np.save(weights, np.array([1]))
+    put(tmp_path / "in", "a", range(50), lambda i: "bad" if i == 33 else str(i))
+    alone: dict[str, Any] = {"batch_rows": 1}
+    job(tmp_path, BY_ID, model, **alone).run()
+    Path(os.environ["UPDATE_ASKED"] + ".mended").touch()
+    assert gm.retry_dead(job(tmp_path, BY_ID, model, **alone)).rows_ok == 50
+    np.save(weights, np.array([2]))
+    put(tmp_path / "in", "b", [50])
+    job(tmp_path, BY_ID, model, **alone).run()
+    assert {r["shout"][-1] for r in rows(tmp_path) if r["id"] != 33} == {"2"}
 
 
 def dumps(tmp_path: Path, **verbs: Any) -> gm.Report:

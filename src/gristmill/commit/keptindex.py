@@ -37,7 +37,8 @@ ENTRY = np.dtype(
 )
 _HELD = np.dtype([("hi", "<u8"), ("entry", ENTRY)])
 PIECE = 1 << 20  # entries sorted at a time: 40 MB
-_PARTS = pa.schema([("fates", pa.string()), ("path", pa.string()), ("sha256", pa.string()), ("beside", pa.bool_())])
+_TEXTS = ("fates", "fates_sha256", "path", "sha256")
+_PARTS = pa.schema([*((name, pa.string()) for name in _TEXTS), ("beside", pa.bool_())])
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def build(files: Files, folder: str, shelves: Sequence[Shelf]) -> dict[str, Tabl
     written["parts"] = join(folder, f"kept-{nonce}.parts.arrow")
     rows = [
         (
-            "" if s.receipt.fates is None else s.receipt.fates.work,
+            *(("", "") if s.receipt.fates is None else (s.receipt.fates.work, s.receipt.fates.sha256)),
             "" if s.part is None else _whereabouts(s),
             "" if s.part is None else s.part.sha256,
             s.beside,

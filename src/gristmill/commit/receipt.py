@@ -173,6 +173,18 @@ def standing(folder: str, files: Files = LOCAL, known: Mapping[int, Receipt] | N
     return dict(sorted(held.items()))
 
 
+def unreadable(done: Mapping[int, Receipt], shards: int, number: int) -> str:
+    """Of which shards of a published generation no receipt can be read, each of which had one, as a clause; "" if there
+    are none. Whoever asks what is in a result must not take them for shards without rows.
+    """
+    gone = [n for n in range(shards) if n not in done] if len(done) < shards else []
+    if not gone:
+        return ""
+    some = f"{', '.join(map(str, gone[:3]))}{f' and {len(gone) - 3} more' if len(gone) > 3 else ''}"
+    which = f"shard {some}" if len(gone) == 1 else f"shards {some}"
+    return f"the receipts of {which} of generation {number} are damaged or lost"
+
+
 def cut(files: Files, work: str, found: Iterable[Receipt]) -> list[Receipt]:
     """Receipts whose files are not all in the folder `work` with the committed sizes: some were truncated or removed.
     Opens none.

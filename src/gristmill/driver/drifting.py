@@ -4,6 +4,7 @@ its profile comes from, and what follows. The profile of a result is kept beside
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from gristmill.commit import drift, publication
 from gristmill.commit import receipt as receipts
 from gristmill.commit.documents import Described, Drifted, ProfileRecord
 from gristmill.commit.drift import Finding, Side
-from gristmill.commit.generation import Generation, decode_schema, generations
+from gristmill.commit.generation import Generation, decode_schema, generations, read_plan
 from gristmill.commit.ledger import Ledger
 from gristmill.commit.publication import Publication
 from gristmill.commit.receipt import Receipt
@@ -251,17 +252,21 @@ def _kept(result: Publication) -> ProfileRecord | None:
 
 
 def _receipts(result: Publication) -> list[Receipt]:
-    """The receipts of a result's shards; one without a profile for each generation whose receipts are lost, or of a
-    later version: what a restart replaces need not be readable.
+    """The receipts of a result's shards; one without a profile for each generation of which receipts or the plan are
+    lost, damaged, or of a later version: what a restart replaces need not be readable.
     """
     known = {g.number: g for g in generations(result.root, result.files) if not g.lost}
     found = []
     for number in result.generations:
-        try:
-            some = receipts.standing(known[number].receipts, result.files) if number in known else {}
-        except NewerFormat:
-            some = {}
-        found += list(some.values()) or [Receipt(0, "", (), ())]
+        some: dict[int, Receipt] = {}
+        shards = 1
+        with contextlib.suppress(NewerFormat, CorruptStore, FileNotFoundError):
+            if number in known:
+                some = receipts.standing(known[number].receipts, result.files)
+                shards = len(read_plan(known[number]).shards)
+        found += list(some.values())
+        if not some or len(some) < shards:
+            found.append(Receipt(0, "", (), ()))
     return found
 
 

@@ -26,7 +26,7 @@ from gristmill.driver.choice import Chosen
 from gristmill.driver.inheriting import Left, Place
 from gristmill.driver.probe import Planned
 from gristmill.driver.resolved import Resolved
-from gristmill.driver.selection import Held
+from gristmill.driver.selection import LOADED, Held
 from gristmill.errors import CorruptStore
 from gristmill.files.disk import first_whole, join
 from gristmill.shards import shard
@@ -132,13 +132,14 @@ def _bases(
     to say of the answers that cannot be kept, or only with whole files.
     """
     r, found, told = at.resolved, [], dict[str, None]()
+    result = () if at.updates is None else at.updates.generations
     same = {m.number for m in members if not updating.differing(m, r, held)}
-    accepted = max((m.number for m in members if m.number in same and m.kind == "retry-dead"), default=0)
+    accepted = max((m.number for m in members if m.number in {*same} & {*result} and m.kind == "retry-dead"), default=0)
     for member in members:
         plan = generations.read_plan(member)
         lines = [] if member.number in same else updating.differing(member, r, held)
-        if member.number < accepted and _named(at, plan) and all(line.startswith("code:") for line in lines):
-            lines = []  # whoever scored its dead rows again with this code confirmed that the others need not be
+        if member.number in result and member.number < accepted and _named(at, plan) and _confirmed(lines):
+            lines = []
         other = lines or _other_types(plan, r)
         if other:
             told[updating.told(other, member.number if len(members) > 1 else None)] = None
@@ -147,8 +148,18 @@ def _bases(
         if apart := _other_rows(plan, r):
             files = "answers are kept only of whole files that are as they were: "
             told[f"{files}{apart}" if whole else updating.told([apart])] = None
-        found.append(Base(member, plan, receipts.standing(member.receipts, at.files), whole, not apart))
+        done = receipts.standing(member.receipts, at.files)
+        if member.number in result and (gone := receipts.unreadable(done, len(plan.shards), member.number)):
+            told[f"{gone}: what they tell of is scored again"] = None
+        found.append(Base(member, plan, done, whole, not apart))
     return found, told
+
+
+def _confirmed(lines: Sequence[str]) -> bool:
+    """Whether all that differs is code that a later retry-dead was scored with: whoever had it accept that confirmed
+    that the other rows need not be scored again. What code loads as it runs may have changed since.
+    """
+    return all(line.startswith("code:") and not line.endswith(LOADED) for line in lines)
 
 
 def _writes(at: Chosen, plan: Plan, schema: pa.Schema) -> bool:
@@ -392,7 +403,14 @@ def adopt(at: Planned) -> None:
     todo = [row for row in rows.to_pylist() if row["shard"] not in here]
     known = {g.number: g for g in generations.generations(at.root, at.files)}
     done = {n: receipts.standing(known[n].receipts, at.files) for n in {row["generation"] for row in todo}}
-    alike = {n: generations.read_plan(known[n]).about.matched == at.plan.about.matched for n in done}
+    plans = {n: generations.read_plan(known[n]) for n in done}
+    alike = {n: plan.about.matched == at.plan.about.matched for n, plan in plans.items()}
+    if gone := [x for x in todo if x["of"] not in done[x["generation"]]]:
+        n = gone[0]["generation"]
+        raise CorruptStore(
+            f"{at.root}: {receipts.unreadable(done[n], len(plans[n].shards), n)}, of which an unfinished update takes "
+            "shards over: put them back, or score all rows again with --restart (restart=True)"
+        )
     parts = [p for x in todo for p in _all_parts(done[x["generation"]][x["of"]])]
     as_long = _as_long(at, parts)
     whole = {p.work for p in parts if p.work in as_long and not _spoilt(at, p)}

@@ -33,6 +33,7 @@ from gristmill.values import dataclass
 
 RESTART = "--restart (restart=True) to score everything anew"
 ACCEPT = "--accept (accept=True) to publish that run as it is"
+LOADED = ", which the code loaded as it ran, has changed"
 RETRY = "retry-dead --accept-code-change (accept_code_change=True) to score"
 
 
@@ -495,9 +496,7 @@ def compared(
     """
     old = generations.read_plan(planned).about.fingerprint
     lines = fingerprint.differences(old, now, inputs)
-    return lines + [
-        f"code: {entry}, which the code loaded as it ran, has changed" for entry in changed(noted(planned, before))
-    ]
+    return lines + [f"code: {entry}{LOADED}" for entry in changed(noted(planned, before))]
 
 
 def noted(last: Generation, before: Sequence[Generation]) -> dict[str, frozenset[str]]:

@@ -41,10 +41,14 @@ def _gone(s: Scored, before: Publication) -> int | None:
     members = [g for g in Held.by(s.root, s.files).members(before) if g.kind != "retry-dead"]
     old: list[tuple[Generation, Receipt]] = []
     for member in members:
-        if not _same_key(generations.read_plan(member).about.matched, s.plan.about.matched):
+        plan, done = generations.read_plan(member), receipts.standing(member.receipts, s.files)
+        if not _same_key(plan.about.matched, s.plan.about.matched):
             s.log.tell(f"{UNKNOWN}: the rows before were not told by the same key")
             return None
-        old += [(member, x) for x in receipts.standing(member.receipts, s.files).values()]
+        if gone := receipts.unreadable(done, len(plan.shards), member.number):
+            s.log.tell(f"{UNKNOWN}: {gone}")
+            return None
+        old += [(member, x) for x in done.values()]
     new = [(s.generation, x) for x in s.receipts.values()]
     if _unrecorded(old) != _unrecorded(new):
         s.log.tell(f"{UNKNOWN}: files that were taken over as they were have no record of their rows by this key")

@@ -190,10 +190,10 @@ def _with_rows(members: Sequence[Generation], there: Set[str]) -> set[str]:
     for member in members:
         if generations.stored_inputs(member).keys() <= there:
             continue
-        shards = generations.read_plan(member).shards
-        for number, receipt in receipts.standing(member.receipts, member.files).items():
-            counts = Counts(*receipt.counts)
-            if counts.ok or counts.all_dead:
+        shards, done = generations.read_plan(member).shards, receipts.standing(member.receipts, member.files)
+        for number in range(len(shards)):
+            counts = Counts(*done[number].counts) if number in done else None
+            if counts is None or counts.ok or counts.all_dead:  # one whose receipt is damaged may have rows
                 found.update(piece.file.path for piece in shards[number].pieces)
     return found - there
 

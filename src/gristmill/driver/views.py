@@ -219,7 +219,9 @@ def _stores(spec: JobSpec, held: Held | None, r: Resolved, refused: str) -> list
     about = _written(spec, r)
     if about is None and held is not None and held.latest is not None and not refused:
         about = held.latest.body
-    return delivering.foreseen(spec.deliver, spec.source, generation, (number,), about)
+    adds = spec.on_new_files == "append" and held is not None and held.latest is not None and not refused
+    members = (*(held.latest.generations if adds and held is not None and held.latest is not None else ()), number)
+    return delivering.foreseen(spec.deliver, spec.source, generation, members, about)
 
 
 def _written(spec: JobSpec, r: Resolved) -> Described | None:

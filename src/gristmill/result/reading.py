@@ -138,6 +138,9 @@ def _replaced(root: str, file: Live, files: Files) -> bool:
     return False
 
 
+_UNREADABLE = (pa.ArrowException, OSError, TypeError, CorruptStore)  # what damaged files make pyarrow raise
+
+
 @functools.cache
 def _rows() -> type:
     """The class of what `gm.read` returns; made on first use, as pyarrow.dataset is slow to import."""
@@ -161,14 +164,14 @@ def _rows() -> type:
             """As of any Dataset."""
             try:
                 return super().to_table(*args, **options)
-            except (pa.ArrowInvalid, OSError, CorruptStore) as e:
+            except _UNREADABLE as e:
                 raise self._why(e, args, options) from None
 
         def to_batches(self, *args: Any, **options: Any) -> Iterator[pa.RecordBatch]:
             """As of any Dataset."""
             try:
                 yield from super().to_batches(*args, **options)
-            except (pa.ArrowInvalid, OSError, CorruptStore) as e:
+            except _UNREADABLE as e:
                 raise self._why(e, args, options) from None
 
         def _why(self, error: Exception, args: Sequence[Any], options: Mapping[str, Any]) -> Exception:
@@ -177,7 +180,7 @@ def _rows() -> type:
             """
             try:
                 ds.dataset(pa.Table.from_batches([], self.schema)).to_table(*args, **options)
-            except (pa.ArrowInvalid, OSError):
+            except _UNREADABLE:
                 return error
             return self.harmed() or error
 

@@ -103,7 +103,7 @@ class KeptAnswers:
         self._index: Index = kept.open()
         self._recipe = recipe
         self._matching = matching
-        self._shelf = _Shelf(kept, self._index.parts)
+        self._shelf = _Shelf(kept, self._index.parts, matching.opaque)
 
     def find(
         self, task: Task, rows: pa.Table, who: Identity, numbers: np.ndarray, digests: np.ndarray
@@ -195,10 +195,11 @@ def counted(entries: np.ndarray) -> Counts:
 class _Shelf:
     """The files that answers are in, opened as they are needed."""
 
-    def __init__(self, kept: Kept, parts: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, kept: Kept, parts: Sequence[Mapping[str, Any]], copies: bool) -> None:
         self._kept = kept
         self._parts = parts
-        self._beside: dict[int, str | None] = {}  # of files beside parts, where they are; None if they are damaged
+        self._copies = copies  # whether those of rows are asked for, which are in the files of fates
+        self._beside: dict[str, str | None] = {}  # of files beside parts, where they are; None if they are damaged
         self._open: dict[int, _Laid | _Grouped] = {}
         self._fates: dict[int, _Laid] = {}
         self._busy: list[_Grouped] = []  # those that hold rows in memory
@@ -207,15 +208,18 @@ class _Shelf:
         """Which of these (a mask) have answers that may be kept: not those of a damaged file beside parts, which no
         reader needs. One of the result that is damaged is told of when it is read.
         """
-        lost = [n for n in np.unique(parts).tolist() if self._parts[n]["beside"] and self._whole_beside(n) is None]
-        return ~np.isin(parts, lost)
+        return ~np.isin(parts, [n for n in np.unique(parts).tolist() if not self._has(self._parts[n])])
 
-    def _whole_beside(self, number: int) -> str | None:
-        if number not in self._beside:
-            told = self._parts[number]
-            path = join(self._kept.root, told["path"])
-            self._beside[number] = first_whole(self._kept.files, [path], told["sha256"])
-        return self._beside[number]
+    def _has(self, told: Mapping[str, Any]) -> bool:
+        """Whether the files beside a part that its rows need are whole."""
+        if told["beside"] and self._whole_beside(told["path"], told["sha256"]) is None:
+            return False
+        return not self._copies or self._whole_beside(told["fates"], told["fates_sha256"]) is not None
+
+    def _whole_beside(self, name: str, sha256: str) -> str | None:
+        if name not in self._beside:
+            self._beside[name] = first_whole(self._kept.files, [join(self._kept.root, name)], sha256)
+        return self._beside[name]
 
     def answers(self, entries: np.ndarray, schema: pa.Schema) -> pa.Table:
         """The answers of these entries, one after the other, in these columns."""
@@ -247,7 +251,7 @@ class _Shelf:
         if number not in self._open:
             told = self._parts[number]
             if told["beside"]:
-                beside = self._whole_beside(number)
+                beside = self._whole_beside(told["path"], told["sha256"])
                 assert beside is not None, "asked of rows that are not kept"
                 self._open[number] = _Laid(beside, self._kept.files, schema.names)
             else:
