@@ -128,7 +128,9 @@ def test_rows_are_not_appended_beside_those_of_a_copy() -> None:
     write("b", night(10))
     job(to).run(append=True)
     restored()
-    with pytest.raises(gm.BadJob, match=r"holds generation 2 \(g0002-.*: deliver to another place, or with mode repl"):
+    with pytest.raises(
+        gm.BadJob, match=r"holds generation 2 \(g0002-.*: deliver to another place, or once with mode r"
+    ):
         job(to).run(append=True)
     assert not list(Path("out").glob("*.g2.*")) and set(ids().values()) == {1}
     job().run(append=True)

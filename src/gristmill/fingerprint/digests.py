@@ -34,6 +34,7 @@ PACKAGE = "package "  # before the name of an installed package that a callable 
 NOT_COMPARED = "not compared: "  # before what is only named, as it comes and goes while code runs; a reason, for files
 VALUE = "value of "  # before the name of an environment value in an argument
 _COLUMNS, _TYPES, _FOLDERS = "source.columns", "source.types", "source.folders"
+_IN_ORDER = "source.uri in order"  # the files, where only some of their rows are taken
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,9 @@ def of_folders(types: Mapping[str, str]) -> dict[str, str]:
 
 def in_order(options: Mapping[str, str], source: Source, paths: Sequence[str]) -> dict[str, str]:
     """Options with the order of the source's files, which counts if only some of their rows are taken."""
-    name = "source.uri in order"
-    found = {key: told for key, told in options.items() if key != name}
+    found = {key: told for key, told in options.items() if key != _IN_ORDER}
     if len(paths) > 1 and (source.limit is not None or source.sample is not None):
-        found[name] = _plain(paths if len(paths) < 4 else digest_of(paths))
+        found[_IN_ORDER] = _plain(paths if len(paths) < 4 else digest_of(paths))
     return found
 
 
@@ -222,6 +222,8 @@ def differences(old: StoredFingerprint, new: Fingerprint, old_inputs: Mapping[st
         meant.add(_FOLDERS)
         lines += _of_folders(then, since)
     meant |= {n for n in old.code if n.startswith(_CYTHON)}
+    if any(old.options.get(n) != new.options.get(n) for n in ("source.limit", "source.sample")):
+        meant.add(_IN_ORDER)  # of which one of the two has nothing, as that says
     for section in ("options", "model", "code"):
         before, now = _but(getattr(old, section), new.written), getattr(new, section)
         lines += _differing(section, *({n: v for n, v in d.items() if n not in meant} for d in (before, now)))

@@ -141,6 +141,6 @@ def refuse_mixed(delivery: Delivery, result: Result, found: Mark | None) -> None
     raise BadJob(
         f"deliver {delivery.shown}: holds generation {found.generation} ({found.name}) of a copy of this sink that "
         "went its own way (one of the two was restored from a backup?): which rows are there already cannot be told, "
-        "and rows are not appended twice: deliver to another place, or once with mode replace and --take-over "
-        "(take_over=True), after which only this result is there"
+        "and rows are not appended twice: deliver to another place, or once with mode replace (with --take-over "
+        "if that is refused), after which only this result is there"
     )
