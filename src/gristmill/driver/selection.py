@@ -21,6 +21,7 @@ from gristmill.driver.resolved import Resolved
 from gristmill.driver.tally import used
 from gristmill.errors import BadSource, CorruptStore, PlanChanged
 from gristmill.files.contract import Files
+from gristmill.files.disk import META
 from gristmill.fingerprint import digests as fingerprint
 from gristmill.fingerprint.digests import Fingerprint
 from gristmill.fingerprint.loadedmodules import changed
@@ -140,7 +141,8 @@ class Held:
         for number in numbers:
             if number not in known or known[number].lost:
                 raise CorruptStore(
-                    f"{self.root}: the claim of generation {number} is lost: start over with --restart (restart=True)"
+                    f"{self.root}: the claim of generation {number} is lost or damaged: put {META}/generations/"
+                    f"{number:04d}.json back, or start over with --restart (restart=True)"
                 )
         return [known[number] for number in numbers]
 
