@@ -59,8 +59,8 @@ class Result:
         generation = claims.get(found.generation)
         if generation is None or generation.lost:
             raise CorruptStore(
-                f"{found.root}: the claim of generation {found.generation} is lost or damaged, and a delivery needs it: "
-                "start over with --restart (restart=True)"
+                f"{found.root}: the claim of generation {found.generation} is lost or damaged, and a delivery needs "
+                "it: start over with --restart (restart=True)"
             )
         return Result(generation, tuple(found.generations), found.body, identity(found.root, found.files, found))
 
