@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gristmill.arrow.casts import Lossy, is_list, lossless
 
-__all__ = ["from_python", "is_from", "tensor_to_numpy"]
+__all__ = ["from_python", "is_from", "opened_bytes", "tensor_to_numpy"]
 
 _NONE = type(None)
 _PLAIN = {str, int, float, bool, bytes}  # if all values of a column are of one of these, Arrow gets them right
@@ -277,3 +277,14 @@ def pandas_array(series: Any) -> pa.Array | pa.ChunkedArray:
     if pa.types.is_dictionary(kind) and pa.types.is_float64(kind.value_type) and not len(found.dictionary):
         return pa.nulls(len(found))  # to pandas, categories that no value tells are doubles
     return found
+
+
+def opened_bytes(data: Any) -> pa.NativeFile:
+    """A file of bytes for a reader with threads, copied into memory of Arrow's own. A thread may be the last that holds
+    the file, when the interpreter ends; one that releases bytes of Python then aborts the process.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    own = pa.allocate_buffer(len(octets))
+    if len(octets):
+        np.frombuffer(own, np.uint8)[:] = octets
+    return pa.BufferReader(own)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gristmill.arrow.frompython import opened_bytes
 from gristmill.errors import BadSource
 from gristmill.sources.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.sources.contract import BadRow, Block, Reading
@@ -278,18 +279,17 @@ class Fields:
         inferred types). Raises pyarrow.ArrowInvalid. With `skip`, records with a wrong number of fields are left out;
         with `ones`, 1 and 0 are truth values too.
         """
-        import pyarrow as pa
         import pyarrow.csv as pcsv
 
         part = np.arange(len(found)) if part is None else part
         first, last = int(found.start[part[0]]), int(found.stop[part[-1]])
         longest = int((found.stop[part] - found.start[part]).max())
-        data: Any = pa.py_buffer(found.data)[first:last]
+        data: Any = memoryview(found.data)[first:last]
         if found.data.startswith(BOM, first):  # a value's own: of two, pyarrow takes one away
-            data = pa.py_buffer(BOM + found.data[first:last])
+            data = BOM + found.data[first:last]
         convert: dict[str, Any] = {"include_columns": list(types), "column_types": dict(types)} if types else {}
         return pcsv.read_csv(
-            pa.BufferReader(data),
+            opened_bytes(data),
             read_options=pcsv.ReadOptions(column_names=list(names), block_size=max(_PARSE, longest + 16)),
             parse_options=pcsv.ParseOptions(
                 delimiter=dialect.delimiter.decode(),

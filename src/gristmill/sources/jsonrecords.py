@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gristmill.arrow.casts import Lossy, rebuilt
+from gristmill.arrow.frompython import opened_bytes
 from gristmill.errors import BadSource
 from gristmill.sources.blocks import assembled, blanked, not_utf8, wanted
 from gristmill.sources.contract import BadRow, Block, Reading
@@ -81,7 +82,7 @@ class Objects:
 
         def rows(others: str) -> pa.Table:
             return pj.read_json(
-                pa.BufferReader(pa.py_buffer(found.data)[first:last]),
+                opened_bytes(memoryview(found.data)[first:last]),
                 read_options=pj.ReadOptions(block_size=max(_PARSE, longest + 16)),
                 parse_options=pj.ParseOptions(explicit_schema=self._wire, unexpected_field_behavior=others),
             )

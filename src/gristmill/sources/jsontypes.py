@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gristmill.arrow.frompython import opened_bytes
 from gristmill.arrow.schemas import wider
 from gristmill.errors import BadSource
 from gristmill.sources.formats import ONE_DOCUMENT
@@ -68,9 +69,9 @@ def _types(part: Lines, mixed: dict[str, str], unit: str) -> Iterator[tuple[str,
     octets = np.frombuffer(part.data, dtype=np.uint8)
     if ((octets[part.start] == ord("{")) & (octets[part.stop - 1] == ord("}"))).all():
         first, last = int(part.start[0]), int(part.stop[-1])
-        view = pa.py_buffer(part.data)[first:last]
+        view = memoryview(part.data)[first:last]
         try:
-            table = pj.read_json(pa.BufferReader(view), read_options=pj.ReadOptions(block_size=last - first + 16))
+            table = pj.read_json(opened_bytes(view), read_options=pj.ReadOptions(block_size=last - first + 16))
             # pyarrow reads integers beyond 64 bits as floats, and rounds them.
             if table.num_rows == len(part) and not (_MANY_DIGITS.search(view) and _floats(table.schema)):
                 where = f"after {unit} {part.position[0]}"
