@@ -313,6 +313,11 @@ def test_code_that_a_retry_was_told_to_accept_keeps_answers(tmp_path: Path, aske
     report = job(tmp_path, BY_ID, other, **sink).run()
     assert report.rows_ok == 101
     assert len(asked.rows()) == (1 if version is None else 100)
+    if version is None:
+        told = str(gm.prove(str(tmp_path / "out"), row=3, key=["id"]))
+        assert re.search(r"made by .*generation 1.* by code \w+; kept since, as the code above was accepted", told), (
+            told
+        )
     Path(os.environ["UPDATE_ASKED"] + ".mended").touch()
     assert job(tmp_path, BY_ID, MODEL, **sink).run().rows_ok == 101  # back to the first code: nobody has accepted that
     assert len(set(asked.rows())) == 101

@@ -19,6 +19,7 @@ from gristmill.commit.receipt import Receipt
 from gristmill.driver import runrecord
 from gristmill.errors import CorruptStore
 from gristmill.files.disk import join
+from gristmill.fingerprint import digests
 from gristmill.proof.finding import Places
 from gristmill.proof.proof import Maker
 from gristmill.values import dataclass
@@ -74,8 +75,16 @@ def maker(result: Publication, generation: Generation, receipt: Receipt, number:
     )
     return Maker(
         row.generation, certain, "" if body is None else body.published, "" if run is None else run.run,
-        "" if run is None else run.host,
+        "" if run is None else run.host, _other_code(known.get(row.generation), generation),
     )  # fmt: skip
+
+
+def _other_code(then: Generation | None, now: Generation) -> str:
+    """The digest of the code of a generation; "" if it is that of another, or not known any more."""
+    if then is None or then.lost or now.lost:
+        return ""
+    before, since = (digests.compared(g.fingerprint.code) for g in (then, now))
+    return "" if before == since else digests.digest_of(before)
 
 
 def _before(known: dict[int, Generation], row: Row) -> Row | None:

@@ -57,7 +57,8 @@ class Run:
 class Maker:
     """Who made an answer that updates have kept since: a generation, when its result was published, and the last run on
     it, by id and host; "" where the sink does not tell it any more. If it is not `certain`, it may be a generation
-    before that one.
+    before that one. `code` is the digest of that generation's code if it is not that of the proof: retry-dead was told
+    to accept the other.
     """
 
     generation: int
@@ -65,6 +66,7 @@ class Maker:
     published: str
     run: str
     host: str
+    code: str = ""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,12 @@ def _maker(one: Maker) -> str:
     when = f", published {one.published}" if one.published else ""
     run = f", run {one.run} on {one.host}" if one.run else ""
     before = "" if one.certain else ", or one before it, of which the sink has nothing any more"
-    return f"generation {one.generation}{when}{run}{before}; kept since, as input, model and code are the same"
+    since = "kept since, as input, model and code are the same"
+    if one.code:
+        since = (
+            f"by code {_short(one.code)}; kept since, as the code above was accepted (retry-dead --accept-code-change)"
+        )
+    return f"generation {one.generation}{when}{run}{before}; {since}"
 
 
 def _where(one: Input) -> str:
