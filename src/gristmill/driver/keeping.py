@@ -133,11 +133,12 @@ def _bases(
     """
     r, found, told = at.resolved, [], dict[str, None]()
     result = () if at.updates is None else at.updates.generations
-    same = {m.number for m in members if not updating.differing(m, r, held)}
-    accepted = max((m.number for m in members if m.number in {*same} & {*result} and m.kind == "retry-dead"), default=0)
+    differing = {m.number: updating.differing(m, r, held) for m in members}
+    retries = (m.number for m in members if m.kind == "retry-dead" and m.number in result)
+    accepted = max((n for n in retries if not differing[n]), default=0)
     for member in members:
         plan = generations.read_plan(member)
-        lines = [] if member.number in same else updating.differing(member, r, held)
+        lines = differing[member.number]
         if member.number in result and member.number < accepted and _named(at, plan) and _confirmed(lines):
             lines = []
         other = lines or _other_types(plan, r)

@@ -219,8 +219,8 @@ def _stores(spec: JobSpec, held: Held | None, r: Resolved, refused: str) -> list
     about = _written(spec, r)
     if about is None and held is not None and held.latest is not None and not refused:
         about = held.latest.body
-    adds = spec.on_new_files == "append" and held is not None and held.latest is not None and not refused
-    members = (*(held.latest.generations if adds and held is not None and held.latest is not None else ()), number)
+    base = held.latest if held is not None and spec.on_new_files == "append" and not refused else None
+    members = (*(() if base is None else base.generations), number)
     return delivering.foreseen(spec.deliver, spec.source, generation, members, about)
 
 

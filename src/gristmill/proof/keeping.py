@@ -80,7 +80,7 @@ def maker(result: Publication, generation: Generation, receipt: Receipt, number:
 
 
 def _other_code(then: Generation | None, now: Generation) -> str:
-    """The digest of the code of a generation; "" if it is that of another, or not known any more."""
+    """The digest of a generation's code as it was `then`; "" if it is the same `now`, or not known any more."""
     if then is None or then.lost or now.lost:
         return ""
     before, since = (digests.compared(g.fingerprint.code) for g in (then, now))
